@@ -1,0 +1,147 @@
+"""What a run is asked to do: one frozen object, one source of defaults, YAML under command line."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+
+from specbench.errors import UsageError
+from specbench.registry import unknown
+
+Score = Literal["logit", "weight"]
+Queries = Literal["first+last", "last", "all"]
+Share = Literal["head", "layer"]
+
+
+class RunConfig(BaseModel):
+    """The options of `specbench run`. `None` means: chosen for the machine, method or dataset.
+
+    Every field is an option of the same name on the command line and a key of the YAML file that
+    `--config` takes; the descriptions are the command line's help.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str | None = Field(
+        None, description="Hub id, Hugging Face folder, .gguf file, or dummy:<config>."
+    )
+    method: tuple[str, ...] = Field(("vegas",), description="Method to measure, or 'all'.")
+    dataset: tuple[str, ...] = Field(
+        ("longbench-v2",), description="Dataset, file:PATH to a JSONL of prompts, or 'all'."
+    )
+    source: str | None = Field(
+        None, description="Where the data is: 'hub', 'sample' (built in), or a path."
+    )
+    revision: str | None = Field(None, description="Revision of the dataset on the hub.")
+    model_revision: str | None = Field(None, description="Revision of the model on the hub.")
+    num_prompts: PositiveInt | None = Field(None, description="Prompts a dataset.")
+    context_len: PositiveInt | None = Field(
+        None, description="Longest prompt in tokens; longer ones lose their middle."
+    )
+    max_new_tokens: PositiveInt | None = Field(None, description="New tokens a request, at most.")
+    batch_size: PositiveInt | None = Field(None, description="Requests that decode together.")
+    prefill_chunk: PositiveInt = Field(512, description="Prompt tokens a prefill forward.")
+    temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 keeps all.")
+    top_k: NonNegativeInt = Field(0, description="Most likely tokens kept; 0 keeps all.")
+    seed: NonNegativeInt = Field(0, lt=2**63, description="Seeds sampling and the built-in sample.")
+    repeats: PositiveInt = Field(3, description="Interleaved passes over every arm.")
+    ignore_eos: bool = Field(False, description="Decode to the length limit (for step times).")
+    baseline: bool = Field(True, description="Run the paired autoregressive arm.")
+    chat_template: bool = Field(True, description="Wrap prompts in the model's chat template.")
+    thinking: bool | None = Field(None, description="Thinking mode of models that have one.")
+    rope_scaling: str | None = Field(
+        None, description="Override the RoPE scaling: 'yarn:4', 'linear:2', 'dynamic:2'."
+    )
+    device: Literal["cpu", "cuda"] | None = Field(None, description="Where to run.")
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = Field(
+        None, description="Type of weights and KV cache."
+    )
+    threads: PositiveInt | None = Field(None, description="CPU threads of torch.")
+    output: Path | None = Field(None, description="Folder for the records and reports.")
+    resume: bool = Field(False, description="Continue the run in the output folder.")
+
+    variant: str | None = Field(None, description="Variant of a method that has several.")
+    gamma: NonNegativeInt | None = Field(None, le=64, description="Draft tokens a step.")
+    kept_ratio: float | None = Field(
+        None, gt=0, le=1, description="Share of the KV entries that drafts read."
+    )
+    min_tokens: PositiveInt | None = Field(None, description="Fewest KV entries that drafts read.")
+    score: Score | None = Field(None, description="What Vegas ranks by.")
+    queries: Queries | None = Field(None, description="Verify rows whose scores Vegas sums.")
+    share: Share | None = Field(None, description="One set a KV head, or one a layer.")
+    sinks: NonNegativeInt | None = Field(None, description="First tokens always kept.")
+    window: NonNegativeInt | None = Field(None, description="Last ranked tokens always kept.")
+
+
+METHOD_FIELDS = (
+    "variant",
+    "gamma",
+    "kept_ratio",
+    "min_tokens",
+    "score",
+    "queries",
+    "share",
+    "sinks",
+    "window",
+)
+
+
+def build_config(values: dict[str, Any], file: Path | None = None) -> RunConfig:
+    """The configuration from a YAML file, if any, overridden by `values`.
+
+    Parameters
+    ----------
+    values : dict
+        Options given on the command line; `None` means not given.
+    file : Path, optional
+        A YAML mapping of option names (with ``_`` or ``-``) to values.
+
+    Raises
+    ------
+    UsageError
+        An unreadable file, an unknown key (the nearest is suggested), or a value out of range.
+    """
+    merged = read_yaml(file) if file else {}
+    merged |= {key: value for key, value in values.items() if value is not None}
+    known = list(RunConfig.model_fields)
+    for key in merged:
+        if key not in known:
+            raise unknown("option", key, known)
+    for key in ("method", "dataset"):
+        if isinstance(merged.get(key), str):
+            merged[key] = (merged[key],)
+    try:
+        return RunConfig(**merged)
+    except ValidationError as error:
+        raise UsageError(_explain(error)) from error
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, keys with ``_``.
+
+    Raises
+    ------
+    UsageError
+        The file is missing, is no YAML, or holds no mapping.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not valid YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError(f"{file} must hold a mapping of options, not {type(content).__name__}")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors():
+        name = str(item["loc"][0]) if item["loc"] else "?"
+        lines.append(f"--{name.replace('_', '-')} {item['input']!r}: {item['msg'].lower()}")
+    return "; ".join(lines)

@@ -1,0 +1,132 @@
+"""The rows that decode together: device tensors of fixed shape, rows without a request masked."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.engine.kv_cache import PAGE_SIZE, pages_for
+
+
+@dataclass(frozen=True)
+class Committed:
+    """What one iteration added.
+
+    Attributes
+    ----------
+    tokens : Tensor
+        int64 `[R, gamma + 1]`, the first `count` of a row are new.
+    count : Tensor
+        int64 `[R]`; 0 for a row without a request.
+    accepted : Tensor
+        int64 `[R]`, drafts among the committed tokens.
+    ended : Tensor
+        bool `[R]`, rows whose request is complete.
+    """
+
+    tokens: Tensor
+    count: Tensor
+    accepted: Tensor
+    ended: Tensor
+
+
+def slots_of(block_table: Tensor, positions: Tensor) -> Tensor:
+    """Cache slots `[R, Q]` of positions `[R, Q]`; past the table's end, those of its last page."""
+    page = (positions // PAGE_SIZE).clamp(0, block_table.shape[1] - 1)
+    return block_table.gather(1, page) * PAGE_SIZE + positions % PAGE_SIZE
+
+
+class Batch:
+    """State of the running requests.
+
+    Attributes
+    ----------
+    tokens : Tensor
+        int64 `[R]`, the last committed token; its KV is not in the cache yet.
+    lengths : Tensor
+        int64 `[R]`, committed tokens whose KV is in the cache, which is `tokens`' position.
+    remaining : Tensor
+        int64 `[R]`, tokens that the request may still commit.
+    active : Tensor
+        bool `[R]`, whether the row has an unfinished request.
+    request : Tensor
+        int64 `[R]`, what keys the request's random numbers.
+    block_table : Tensor
+        int64 `[R, P]`, pages in order; 0 past the request's reservation.
+    eos : Tensor
+        int64 `[E]`, tokens that end a request.
+    """
+
+    def __init__(self, rows: int, max_len: int, eos: list[int], device: torch.device | str) -> None:
+        def integers(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        self.rows = rows
+        self.tokens = integers(rows)
+        self.lengths = integers(rows)
+        self.remaining = integers(rows)
+        self.active = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.request = integers(rows)
+        self.block_table = integers(rows, pages_for(max_len))
+        self.eos = torch.tensor(eos, dtype=torch.int64, device=device)
+
+    def reserve(self, row: int, pages: list[int]) -> None:
+        """Give `row` its pages."""
+        self.block_table[row] = 0
+        self.block_table[row, : len(pages)] = torch.tensor(pages, device=self.tokens.device)
+
+    def admit(self, row: int, request: int, length: int, token: int, remaining: int) -> None:
+        """Start decoding a prefilled request of `length` tokens whose first new one is `token`."""
+        self.request[row] = request
+        self.lengths[row] = length
+        self.tokens[row] = token
+        self.remaining[row] = remaining
+        self.active[row] = True
+
+    def release(self, row: int) -> None:
+        """Empty a row."""
+        self.active[row] = False
+        self.lengths[row] = 0
+        self.remaining[row] = 0
+        self.block_table[row] = 0
+
+    def allowed(self, gamma: int) -> Tensor:
+        """Drafts `[R]` that each row can use: the last ones shrink to what may still be committed."""
+        return (self.remaining - 1).clamp(0, gamma) * self.active
+
+    def slots(self, positions: Tensor, valid: Tensor) -> Tensor:
+        """Cache slots `[R, Q]` of positions `[R, Q]`, -1 where not `valid`."""
+        return torch.where(valid, slots_of(self.block_table, positions), -1)
+
+    def commit(self, drafts: Tensor | None, accepted: Tensor, following: Tensor) -> Committed:
+        """Append accepted drafts and the token after them; the one place that decides EOS.
+
+        Parameters
+        ----------
+        drafts : Tensor or None
+            int64 `[R, gamma]`.
+        accepted, following : Tensor
+            int64 `[R]` from `accept_chain`; `accepted` never exceeds `allowed`.
+
+        Returns
+        -------
+        Committed
+            Nothing follows an EOS, also where it is an accepted draft.
+        """
+        tokens = following[:, None]
+        if drafts is not None:
+            padded = torch.cat([drafts, tokens], dim=1)
+            position = torch.arange(padded.shape[1], device=padded.device)
+            tokens = torch.where(position < accepted[:, None], padded, tokens)
+        ends = torch.isin(tokens, self.eos)
+        before = ends.long().cumsum(1) - ends.long()
+        position = torch.arange(tokens.shape[1], device=tokens.device)
+        kept = (before == 0) & (position <= accepted[:, None]) & self.active[:, None]
+        count = kept.sum(1)
+        self.remaining -= count
+        ended = self.active & ((ends & kept).any(1) | (self.remaining == 0))
+        last = tokens.gather(1, (count - 1).clamp(min=0)[:, None]).squeeze(1)
+        self.tokens.copy_(torch.where(count > 0, last, self.tokens))
+        self.lengths += count
+        self.active &= ~ended
+        return Committed(tokens, count, torch.minimum(accepted, count), ended)

@@ -1,0 +1,266 @@
+"""The engine: prefill, and one iteration of draft, verify, accept, commit, observe."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.engine.acceptance import accept_chain
+from specbench.engine.batch import Batch, Committed, slots_of
+from specbench.engine.forward import FullAttention, ScoreCollector
+from specbench.engine.kv_cache import KVCache, pages_for
+from specbench.engine.model import Attention, Transformer
+from specbench.engine.phases import Phases
+from specbench.engine.random import Purpose, uniform
+from specbench.engine.sampling import Sampling, argmax, draw, invalid, probabilities
+from specbench.errors import ContextTooLongError
+from specbench.methods.base import Method
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One iteration as the host reads it, a list entry a row.
+
+    Attributes
+    ----------
+    tokens : list of list of int
+        The committed tokens; empty for a row without a request.
+    drafted, accepted : list of int
+    ended : list of bool
+        The request is complete.
+    invalid : list of bool
+        The target's logits could not be used (NaN or infinite).
+    """
+
+    tokens: list[list[int]]
+    drafted: list[int]
+    accepted: list[int]
+    ended: list[bool]
+    invalid: list[bool]
+
+
+class Engine:
+    """A model, its paged KV cache and the rows that decode together.
+
+    Parameters
+    ----------
+    model : Transformer
+    rows : int
+        Requests that decode together, at most.
+    max_len : int
+        Prompt and new tokens of a request, at most.
+    ignore_eos : bool
+        Decode to the length limit.
+    prefill_chunk : int
+        Prompt tokens a prefill forward.
+
+    Notes
+    -----
+    Everything an iteration reads and writes is a device tensor of fixed shape, and no decision
+    inside it is taken by the host, so that it can be captured as one CUDA graph.
+    """
+
+    graph_mode = "eager"
+    attention_backend = "reference"
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        rows: int,
+        max_len: int,
+        ignore_eos: bool = False,
+        prefill_chunk: int = 512,
+    ) -> None:
+        parameter = next(model.parameters())
+        self.model = model
+        self.config = model.config
+        self.dtype, self.device = parameter.dtype, parameter.device
+        self.max_len = max_len
+        self.prefill_chunk = prefill_chunk
+        self.scale = self.config.head_dim**-0.5
+        self.cache = KVCache(self.config, rows * pages_for(max_len), self.dtype, self.device)
+        eos = [] if ignore_eos else list(self.config.eos_ids)
+        self.batch = Batch(rows, max_len, eos, self.device)
+        self.phases = Phases(enabled=self.device.type == "cpu")
+        self._pages: dict[int, list[int]] = {}
+
+    def use(self, method: Method, sampling: Sampling) -> None:
+        """Decode with `method` from now on; every row must be empty."""
+        self.method = method
+        self.sampling = sampling
+        method.bind(self)
+
+    @torch.inference_mode()
+    def admit(
+        self,
+        row: int,
+        request: int,
+        token_ids: list[int],
+        max_new_tokens: int,
+        on_chunk: Callable[[int], None] | None = None,
+    ) -> int:
+        """Prefill a prompt into an empty row and start its decoding.
+
+        Parameters
+        ----------
+        row : int
+        request : int
+            Keys the request's random numbers.
+        token_ids : list of int
+        max_new_tokens : int
+        on_chunk : callable, optional
+            Told the number of tokens after each prefill forward.
+
+        Returns
+        -------
+        int
+            The first new token; -1 if the logits were invalid, and then the row stays empty.
+
+        Raises
+        ------
+        ContextTooLongError
+            The prompt and the new tokens exceed `max_len`.
+        """
+        total = len(token_ids) + max_new_tokens
+        if total > self.max_len:
+            raise ContextTooLongError(
+                f"a prompt of {len(token_ids)} tokens and {max_new_tokens} new ones exceed the "
+                f"{self.max_len} tokens that the engine reserved for a request"
+            )
+        self._pages[row] = self.cache.allocate(total)
+        self.batch.reserve(row, self._pages[row])
+        collector = self.method.prefill_collector(row, len(token_ids))
+        hidden = self._prefill(row, token_ids, collector, on_chunk)
+        logits = self.model.logits(hidden)
+        key = torch.tensor([request], device=self.device)
+        start = torch.full_like(key, len(token_ids) - 1)
+        none = torch.zeros_like(key)
+        _, first = accept_chain(logits[:, None], None, none, self.sampling, key, start)
+        token, bad = torch.stack([first, invalid(logits).long()]).flatten().tolist()
+        if bad:
+            self.release(row)
+            return -1
+        self.batch.admit(row, request, len(token_ids), token, max_new_tokens - 1)
+        self.method.admit(row, self.batch)
+        return int(token)
+
+    def is_eos(self, token: int) -> bool:
+        """Whether `token` ends a request."""
+        return bool((self.batch.eos == token).any())
+
+    def release(self, row: int) -> None:
+        """Empty a row and give its pages back."""
+        self.batch.release(row)
+        self.cache.free(self._pages.pop(row))
+
+    def release_all(self) -> None:
+        """Empty every row."""
+        for row in list(self._pages):
+            self.release(row)
+
+    @torch.inference_mode()
+    def step(self) -> StepResult:
+        """One iteration over every row that has a request."""
+        self.phases.reset()
+        committed, drafted, bad = self._iterate()
+        return self._to_host(committed, drafted, bad)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """Logits `[R, Q, V]` of tokens `[R, Q]` at positions `[R, Q]`."""
+        # masked rows may point past the tables; what they compute is never read
+        hidden = self.model(tokens, positions.clamp(0, self.max_len - 1), attention)
+        return self.model.logits(hidden)
+
+    def pick(self, logits: Tensor, offset: int) -> tuple[Tensor, Tensor | None]:
+        """Draft tokens `[R]` from logits `[R, V]`, and their distribution where it is random."""
+        if self.sampling.greedy:
+            return argmax(logits), None
+        q = probabilities(logits, self.sampling)
+        batch = self.batch
+        u = uniform(self.sampling.seed, batch.request, batch.lengths, offset, Purpose.DRAFT)
+        return draw(q, u), q
+
+    def _iterate(self) -> tuple[Committed, Tensor, Tensor]:
+        batch, method = self.batch, self.method
+        allowed = batch.allowed(method.gamma)
+        with self.phases("draft"):
+            draft = method.draft(batch)
+        chunk = batch.tokens[:, None]
+        if draft is not None:
+            chunk = torch.cat([chunk, draft.tokens], dim=1)
+        collector = method.collector(batch)
+        with self.phases("verify"):
+            logits, rows = self._verify(chunk, allowed, collector)
+        with self.phases("sampling"):
+            bad = (invalid(logits) & rows).any(1)
+            accepted, following = accept_chain(
+                logits, draft, allowed, self.sampling, batch.request, batch.lengths
+            )
+            committed = batch.commit(draft.tokens if draft else None, accepted, following)
+        with self.phases("selection"):
+            method.observe(batch)
+        return committed, allowed, bad
+
+    def _verify(
+        self, chunk: Tensor, allowed: Tensor, collector: ScoreCollector | None
+    ) -> tuple[Tensor, Tensor]:
+        """Target logits `[R, Q, V]`, and which rows `[R, Q]` count."""
+        batch = self.batch
+        offset = torch.arange(chunk.shape[1], device=self.device)
+        positions = batch.lengths[:, None] + offset
+        q_lens = (allowed + 1) * batch.active
+        rows = offset < q_lens[:, None]
+        attention = FullAttention(
+            self.cache,
+            batch.block_table,
+            batch.slots(positions, rows),
+            (batch.lengths + q_lens) * batch.active,
+            q_lens,
+            self.scale,
+            collector,
+            self.phases,
+        )
+        return self.forward(chunk, positions, attention), rows
+
+    def _prefill(
+        self,
+        row: int,
+        token_ids: list[int],
+        collector: ScoreCollector | None,
+        on_chunk: Callable[[int], None] | None,
+    ) -> Tensor:
+        """Hidden state `[1, hidden]` of the prompt's last token; KV written, scores collected."""
+        table = self.batch.block_table[row : row + 1]
+        ids = torch.tensor(token_ids, device=self.device)[None]
+        for begin in range(0, len(token_ids), self.prefill_chunk):
+            tokens = ids[:, begin : begin + self.prefill_chunk]
+            count = tokens.shape[1]
+            positions = torch.arange(begin, begin + count, device=self.device)[None]
+            attention = FullAttention(
+                self.cache,
+                table,
+                slots_of(table, positions),
+                torch.tensor([begin + count], device=self.device),
+                torch.tensor([count], device=self.device),
+                self.scale,
+                collector if begin + count == len(token_ids) else None,
+                self.phases,
+            )
+            hidden = self.model(tokens, positions, attention)[:, -1]
+            if on_chunk:
+                on_chunk(count)
+        return hidden
+
+    def _to_host(self, committed: Committed, drafted: Tensor, bad: Tensor) -> StepResult:
+        columns = [committed.count, committed.accepted, drafted, committed.ended, bad]
+        packed = torch.cat([torch.stack([c.long() for c in columns], 1), committed.tokens], 1)
+        rows = packed.tolist()
+        return StepResult(
+            tokens=[row[5 : 5 + row[0]] for row in rows],
+            accepted=[row[1] for row in rows],
+            drafted=[row[2] for row in rows],
+            ended=[bool(row[3]) for row in rows],
+            invalid=[bool(row[4]) for row in rows],
+        )

@@ -1,0 +1,123 @@
+"""What the model's attention layers do in each kind of forward: full, with scores, or sparse."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specbench.engine.kv_cache import KVCache
+from specbench.engine.phases import Phases
+from specbench.kernels.paged_attention.reference import (
+    Collect,
+    collect_scores,
+    paged_attention,
+    write_kv,
+)
+from specbench.kernels.sparse_attention.reference import sparse_attention
+
+
+@dataclass
+class ScoreCollector:
+    """Where a forward leaves its attention scores.
+
+    Attributes
+    ----------
+    collect : Collect
+        What is summed.
+    scores : Tensor
+        `[layers, R, S, L]` for the forward's requests.
+    ranked : Tensor
+        `[R]`, entries that are candidates, from the first.
+    """
+
+    collect: Collect
+    scores: Tensor
+    ranked: Tensor
+
+
+class FullAttention:
+    """Writes the chunk's KV and attends over everything before it (prefill, verification).
+
+    Parameters
+    ----------
+    cache : KVCache
+    block_table, slots, kv_lens, q_lens : Tensor
+        `[R, P]`, `[R, Q]`, `[R]`, `[R]` as the kernels take them.
+    scale : float
+    collector : ScoreCollector or None
+    phases : Phases
+        The collection's time goes to "selection".
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        block_table: Tensor,
+        slots: Tensor,
+        kv_lens: Tensor,
+        q_lens: Tensor,
+        scale: float,
+        collector: ScoreCollector | None,
+        phases: Phases,
+    ) -> None:
+        self.cache = cache
+        self.block_table = block_table
+        self.slots = slots
+        self.kv_lens = kv_lens
+        self.q_lens = q_lens
+        self.scale = scale
+        self.collector = collector
+        self.phases = phases
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.cache.layer(layer)
+        write_kv(keys, k, self.slots)
+        write_kv(values, v, self.slots)
+        out, lse = paged_attention(
+            q, keys, values, self.block_table, self.kv_lens, self.q_lens, self.scale
+        )
+        if self.collector is not None:
+            with self.phases("selection"):
+                collect_scores(
+                    q,
+                    keys,
+                    self.block_table,
+                    self.kv_lens,
+                    self.q_lens,
+                    self.collector.ranked,
+                    lse,
+                    self.scale,
+                    self.collector.collect,
+                    self.collector.scores[layer],
+                )
+        return out
+
+
+class SparseAttention:
+    """Writes one token's KV and attends over a layer's selected entries and the tail (drafts).
+
+    Parameters
+    ----------
+    cache : KVCache
+    selected : Tensor
+        int64 `[layers, R, S, K]` slots, -1 for none.
+    tail : Tensor
+        int64 `[R, T]` slots, -1 for none; the token's own is among them.
+    slots : Tensor
+        int64 `[R, 1]`, where the token's KV goes; -1 for a row that does not draft.
+    scale : float
+    """
+
+    def __init__(
+        self, cache: KVCache, selected: Tensor, tail: Tensor, slots: Tensor, scale: float
+    ) -> None:
+        self.cache = cache
+        self.selected = selected
+        self.tail = tail
+        self.slots = slots
+        self.scale = scale
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.cache.layer(layer)
+        write_kv(keys, k, self.slots)
+        write_kv(values, v, self.slots)
+        return sparse_attention(q, keys, values, self.selected[layer], self.tail, self.scale)

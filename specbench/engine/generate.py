@@ -1,0 +1,191 @@
+"""Continuous batching: requests through the engine's rows, each one's steps recorded."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from specbench.engine.engine import Engine
+from specbench.engine.phases import PHASES
+from specbench.errors import NumericalError
+from specbench.results.records import RequestTimes, StepTimes
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to continue.
+
+    Attributes
+    ----------
+    index : int
+        Its place in the prompt list; it also keys the random numbers.
+    item_id : str
+    token_ids : list of int
+    max_new_tokens : int
+    """
+
+    index: int
+    item_id: str
+    token_ids: list[int]
+    max_new_tokens: int
+
+
+@dataclass
+class Generated:
+    """A completed request; the lists have one entry a verify step."""
+
+    request: Request
+    output_ids: list[int]
+    finish_reason: Literal["eos", "length"]
+    drafted: list[int]
+    accepted: list[int]
+    committed: list[int]
+    times: RequestTimes
+
+
+@dataclass
+class Progress:
+    """Callbacks for what a person watches: prompt tokens prefilled, tokens decoded."""
+
+    prefilled: Callable[[int], None] = lambda count: None
+    decoded: Callable[[int], None] = lambda count: None
+
+
+@dataclass
+class _Running:
+    request: Request
+    admitted: float
+    queue_s: float
+    prefill_s: float
+    output_ids: list[int]
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    committed: list[int] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    phases: list[list[float]] = field(default_factory=lambda: [[] for _ in PHASES])
+
+    def finish(self, reason: Literal["eos", "length"], segment: int) -> Generated:
+        draft, verify, selection, sampling = self.phases
+        steps = StepTimes(
+            step_s=self.step_s,
+            draft_s=draft,
+            verify_s=verify,
+            selection_s=selection,
+            sampling_s=sampling,
+            running=self.running,
+        )
+        times = RequestTimes(
+            segment=segment,
+            queue_s=self.queue_s,
+            prefill_s=self.prefill_s,
+            ttft_s=self.prefill_s,
+            e2e_s=time.perf_counter() - self.admitted,
+            steps=steps,
+        )
+        return Generated(
+            self.request,
+            self.output_ids,
+            reason,
+            self.drafted,
+            self.accepted,
+            self.committed,
+            times,
+        )
+
+
+def generate(
+    engine: Engine,
+    requests: Sequence[Request],
+    progress: Progress | None = None,
+    segment: int = 0,
+) -> Iterator[Generated]:
+    """Decode requests with the engine's method, yielding each as it completes.
+
+    A finished request leaves its row and the next prompt is prefilled in its place; that prefill
+    is no part of any step's time.
+
+    Parameters
+    ----------
+    engine : Engine
+        Bound to a method by `Engine.use`; its rows are emptied when the iterator ends or is closed.
+    requests : sequence of Request
+    progress : Progress, optional
+    segment : int
+        Copied into the records: which process of a resumed run this is.
+
+    Raises
+    ------
+    NumericalError
+        The target's logits were NaN or infinite; names the request and the step.
+    """
+    progress = progress or Progress()
+    queue = deque(requests)
+    running: dict[int, _Running] = {}
+    began = time.perf_counter()
+    try:
+        while queue or running:
+            free = (row for row in range(engine.batch.rows) if row not in running)
+            for row in list(free)[: len(queue)]:
+                state, done = _admit(engine, row, queue.popleft(), began, progress)
+                if done:
+                    engine.release(row)
+                    yield state.finish(done, segment)
+                else:
+                    running[row] = state
+            if running:
+                yield from _step(engine, running, progress, segment)
+    finally:
+        engine.release_all()
+
+
+def _admit(
+    engine: Engine, row: int, request: Request, began: float, progress: Progress
+) -> tuple[_Running, Literal["eos", "length"] | None]:
+    admitted = time.perf_counter()
+    first = engine.admit(
+        row, request.index, request.token_ids, request.max_new_tokens, progress.prefilled
+    )
+    if first < 0:
+        raise NumericalError(
+            f"request {request.item_id!r} (index {request.index}): the prefill's logits are NaN or "
+            "infinite; check the weights and the dtype"
+        )
+    prefill_s = time.perf_counter() - admitted
+    progress.decoded(1)
+    state = _Running(request, admitted, admitted - began, prefill_s, [first])
+    if engine.is_eos(first):
+        return state, "eos"
+    return state, "length" if request.max_new_tokens == 1 else None
+
+
+def _step(
+    engine: Engine, running: dict[int, _Running], progress: Progress, segment: int
+) -> Iterator[Generated]:
+    began = time.perf_counter()
+    result = engine.step()
+    step_s = time.perf_counter() - began
+    rows = len(running)
+    split = [engine.phases.seconds[phase] for phase in PHASES]
+    for row, state in list(running.items()):
+        if result.invalid[row]:
+            request = state.request
+            raise NumericalError(
+                f"request {request.item_id!r} (index {request.index}), step {len(state.step_s)}: "
+                "the target's logits are NaN or infinite; check the weights and the dtype"
+            )
+        tokens = result.tokens[row]
+        state.output_ids += tokens
+        state.drafted.append(result.drafted[row])
+        state.accepted.append(result.accepted[row])
+        state.committed.append(len(tokens))
+        state.step_s.append(step_s)
+        state.running.append(rows)
+        for column, seconds in zip(state.phases, split, strict=True):
+            column.append(seconds)
+        progress.decoded(len(tokens))
+        if result.ended[row]:
+            engine.release(row)
+            del running[row]
+            yield state.finish("eos" if engine.is_eos(tokens[-1]) else "length", segment)

@@ -1,0 +1,43 @@
+"""Where an iteration's time goes."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+Phase = Literal["draft", "verify", "selection", "sampling"]
+PHASES: tuple[Phase, ...] = ("draft", "verify", "selection", "sampling")
+
+
+class Phases:
+    """Timers around the parts of an iteration.
+
+    A part that runs inside another (score collection inside the verification's attention) is
+    counted once, as its own. On a device that works asynchronously the timers would measure
+    launches, so there they stay at zero and a profiler trace is needed.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+        self._inner = 0.0
+
+    def reset(self) -> None:
+        """Start a new iteration."""
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._inner = 0.0
+
+    @contextmanager
+    def __call__(self, phase: Phase) -> Iterator[None]:
+        """Add the seconds spent inside to `phase`."""
+        if not self.enabled:
+            yield
+            return
+        outer, self._inner = self._inner, 0.0
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self.seconds[phase] += spent - self._inner
+            self._inner = outer + spent

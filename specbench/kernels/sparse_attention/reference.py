@@ -1,0 +1,59 @@
+"""Attention of one query a request over a list of selected entries and a tail, in plain torch."""
+
+import torch
+from torch import Tensor
+
+
+def sparse_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    selected: Tensor,
+    tail: Tensor,
+    scale: float,
+) -> Tensor:
+    """Attention over the union of two lists of slots.
+
+    Parameters
+    ----------
+    q : Tensor
+        `[R, 1, H, D]`.
+    k_cache, v_cache : Tensor
+        `[pages, page_size, Hkv, D]`.
+    selected : Tensor
+        int64 `[R, S, K]` slots, -1 for none; S is Hkv, or 1 where all heads share a list.
+    tail : Tensor
+        int64 `[R, T]` slots that every head reads, -1 for none. No slot may stand in both lists.
+    scale : float
+        Multiplies the logits before the softmax.
+
+    Returns
+    -------
+    Tensor
+        `[R, 1, H, D]`; zeros for a request whose lists are empty.
+    """
+    requests, _, heads, dim = q.shape
+    kv_heads = k_cache.shape[2]
+    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    slots = torch.cat(
+        [
+            selected.expand(-1, kv_heads, -1),
+            tail[:, None, :].expand(-1, kv_heads, -1),
+        ],
+        dim=-1,
+    )
+    present = slots >= 0
+    head = torch.arange(kv_heads, device=q.device)[None, :, None]
+    index = slots.clamp(min=0)
+    # [R, Hkv, K + T, D]
+    keys = k_cache.view(-1, kv_heads, dim)[index, head].to(compute)
+    values = v_cache.view(-1, kv_heads, dim)[index, head].to(compute)
+    # an absent entry reads memory that nothing may have written: a zero weight times NaN is NaN
+    values = values.masked_fill(~present.unsqueeze(-1), 0)
+    query = q.view(requests, kv_heads, heads // kv_heads, dim).to(compute)
+    logits = torch.matmul(query, keys.transpose(-1, -2)) * scale
+    logits = logits.masked_fill(~present.unsqueeze(2), -torch.inf)
+    weights = torch.softmax(logits, dim=-1)
+    # a row without entries has no softmax
+    weights = weights.masked_fill(~present.any(-1)[:, :, None, None], 0)
+    return torch.matmul(weights, values).reshape(requests, 1, heads, dim).to(q.dtype)

@@ -1,0 +1,12 @@
+"""The methods, by name."""
+
+from typing import TYPE_CHECKING
+
+from specbench.registry import Registry
+
+if TYPE_CHECKING:
+    from specbench.methods.base import Method
+
+METHODS: "Registry[type[Method]]" = Registry("method", "specbench.methods")
+METHODS.register_lazy("autoregressive", "specbench.methods.autoregressive:Autoregressive")
+METHODS.register_lazy("vegas", "specbench.methods.vegas:Vegas")

@@ -1,0 +1,119 @@
+"""What a method is to the engine: it drafts, and it watches what verification saw."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from specbench.config import METHOD_FIELDS, RunConfig
+from specbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from specbench.engine.batch import Batch
+    from specbench.engine.engine import Engine
+    from specbench.engine.forward import ScoreCollector
+
+
+class Parameters(BaseModel):
+    """Settings of a method; every field has a default and its range."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gamma: int = 0
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a method can do, so that what cannot run is refused before a model is loaded."""
+
+    batch: bool = True
+    sampling: bool = True
+    tree: bool = False
+    needs_draft_weights: bool = False
+    max_context: int | None = None
+
+
+@dataclass
+class Draft:
+    """A chain of drafts for each running request.
+
+    Attributes
+    ----------
+    tokens : Tensor
+        int64 `[R, gamma]`.
+    probs : Tensor or None
+        float `[R, gamma, vocab]`, the distributions that the tokens were drawn from after
+        temperature, top-k and top-p. None stands for one-hot: the draft was not random.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None = None
+
+
+class Method(ABC):
+    """One way to decode. The engine calls it in this order.
+
+    `bind` once; `admit` for each request after its prefill; then `draft`, and after the
+    verification `observe`, every iteration. All of a request's state lives in its row.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    paper: ClassVar[str | None] = None
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    parameters_type: ClassVar[type[Parameters]] = Parameters
+
+    def __init__(self, parameters: Parameters) -> None:
+        self.parameters = parameters
+
+    @property
+    def gamma(self) -> int:
+        """Drafts of one iteration, at most."""
+        return self.parameters.gamma
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> "Method":
+        """The method with the settings of `config` that it has.
+
+        Raises
+        ------
+        UsageError
+            A setting out of the method's range.
+        """
+        given = {name: getattr(config, name) for name in METHOD_FIELDS}
+        known = cls.parameters_type.model_fields
+        chosen = {key: value for key, value in given.items() if key in known and value is not None}
+        try:
+            return cls(cls.parameters_type(**chosen))
+        except ValidationError as error:
+            detail = "; ".join(
+                f"{'.'.join(map(str, e['loc'])) or 'parameters'}: {e['msg']}" for e in error.errors()
+            )
+            raise UsageError(f"{cls.name}: {detail}") from error
+
+    def bind(self, engine: "Engine") -> None:
+        """Allocate what the method needs for the engine's rows, layers and lengths."""
+
+    @abstractmethod
+    def draft(self, batch: "Batch") -> Draft | None:
+        """Drafts for every row, or None for none (autoregressive)."""
+
+    def collector(self, batch: "Batch") -> "ScoreCollector | None":
+        """Where the next verification leaves its attention scores, if the method wants them."""
+        return None
+
+    def prefill_collector(self, row: int, length: int) -> "ScoreCollector | None":
+        """The same for the last chunk of the prefill of `row`, a prompt of `length` tokens."""
+        return None
+
+    def admit(self, row: int, batch: "Batch") -> None:
+        """A request took `row` and its prefill is done."""
+
+    def observe(self, batch: "Batch") -> None:
+        """A verification ended and its tokens are committed."""
+
+    def report(self) -> dict[str, Any]:
+        """The settings for the records."""
+        return self.parameters.model_dump()

@@ -1,0 +1,143 @@
+"""Vegas: the verification's own attention tells which KV entries the next drafts read."""
+
+from typing import TYPE_CHECKING, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from specbench.config import Queries, Score, Share
+from specbench.engine.batch import Batch, slots_of
+from specbench.engine.forward import ScoreCollector, SparseAttention
+from specbench.kernels.paged_attention.reference import Collect
+from specbench.kernels.selection.reference import select
+from specbench.methods.base import Draft, Method, Parameters
+
+if TYPE_CHECKING:
+    from specbench.engine.engine import Engine
+
+
+class VegasParameters(Parameters):
+    """Settings of Vegas."""
+
+    gamma: int = Field(6, ge=0, le=64, description="Draft tokens a step.")
+    kept_ratio: float = Field(0.07, gt=0, le=1, description="Share of the prefix that drafts read.")
+    min_tokens: int = Field(64, ge=1, description="Fewest entries of the prefix that drafts read.")
+    score: Score = Field("weight", description="Rank by logits (paper) or softmax weights.")
+    queries: Queries = Field("first+last", description="Verify rows whose scores are summed.")
+    share: Share = Field("head", description="One set a KV head, or one a layer.")
+    sinks: int = Field(0, ge=0, description="First tokens that are always kept.")
+    window: int = Field(0, ge=0, description="Last ranked tokens that are always kept.")
+
+    @model_validator(mode="after")
+    def _forced_entries_fit(self) -> Self:
+        if self.sinks + self.window > self.min_tokens:
+            raise ValueError(
+                f"sinks + window ({self.sinks} + {self.window}) exceed min_tokens "
+                f"({self.min_tokens}): raise min_tokens, so that every set can hold them"
+            )
+        return self
+
+
+class Vegas(Method):
+    """Self-speculation with verification-guided sparse attention.
+
+    The target drafts for itself, each layer reading the best ``ceil(kept_ratio * n)`` of the n
+    ranked entries and every token after them. The ranking comes from the scores that the last
+    verification (at first, the prefill) computed anyway; the prefix up to the verification's first
+    row is ranked, and of a chunk's rows the first and the last vote (Collect-2-Query), whether or
+    not the last draft was accepted.
+
+    Source: Yue, Huang, Xue, "Vegas", arXiv 2602.07223.
+    """
+
+    name = "vegas"
+    summary = "self-speculation; verification's attention picks the KV that drafts read"
+    paper = "arXiv 2602.07223"
+    parameters_type = VegasParameters
+    parameters: VegasParameters
+
+    def bind(self, engine: "Engine") -> None:
+        """Allocate scores `[layers, R, S, L]` and selected slots `[layers, R, S, K]`."""
+        p, config = self.parameters, engine.config
+        self.engine = engine
+        self.collect = Collect(p.score, p.queries, p.share)
+        sets = config.num_kv_heads if p.share == "head" else 1
+        self.width = int(self._keep(torch.tensor(engine.max_len)))
+        shape = config.num_layers, engine.batch.rows, sets
+        self.scores = torch.full((*shape, engine.max_len), -torch.inf, device=engine.device)
+        self.selected = torch.full((*shape, self.width), -1, device=engine.device)
+        self.ranked = torch.zeros(engine.batch.rows, dtype=torch.int64, device=engine.device)
+
+    def draft(self, batch: Batch) -> Draft | None:
+        """Gamma tokens, one sparse forward each, their KV at lookahead positions of the cache."""
+        gamma = self.gamma
+        if gamma == 0:
+            return None
+        allowed = batch.allowed(gamma)
+        reach = self.ranked[:, None] + torch.arange(2 * gamma + 1, device=self.ranked.device)
+        token = batch.tokens
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        for step in range(gamma):
+            position = (batch.lengths + step)[:, None]
+            drafting = (step < allowed)[:, None]
+            attention = SparseAttention(
+                self.engine.cache,
+                self.selected,
+                batch.slots(reach, (reach <= position) & drafting),
+                batch.slots(position, drafting),
+                self.engine.scale,
+            )
+            logits = self.engine.forward(token[:, None], position, attention)
+            token, q = self.engine.pick(logits[:, 0], step)
+            tokens.append(token)
+            if q is not None:
+                probs.append(q)
+        return Draft(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
+
+    def collector(self, batch: Batch) -> ScoreCollector | None:
+        """Scores of the prefix up to the verification's first row."""
+        if self.gamma == 0:
+            return None
+        ranked = (batch.lengths + 1) * batch.active
+        self.ranked.copy_(ranked)
+        return ScoreCollector(self.collect, self.scores, ranked)
+
+    def prefill_collector(self, row: int, length: int) -> ScoreCollector | None:
+        """Scores of the whole prompt from its last token."""
+        if self.gamma == 0:
+            return None
+        collect = Collect(self.collect.score, "last", self.collect.share)
+        ranked = torch.tensor([length], device=self.ranked.device)
+        return ScoreCollector(collect, self.scores[:, row : row + 1], ranked)
+
+    def admit(self, row: int, batch: Batch) -> None:
+        """First selection, from the prefill's last row."""
+        if self.gamma == 0:
+            return
+        self.ranked[row] = batch.lengths[row]
+        self._choose(batch, slice(row, row + 1))
+
+    def observe(self, batch: Batch) -> None:
+        """Rank every row's prefix and keep the best."""
+        if self.gamma > 0:
+            self._choose(batch, slice(None))
+
+    def _choose(self, batch: Batch, rows: slice) -> None:
+        p, ranked = self.parameters, self.ranked[rows]
+        best = select(
+            self.scores[:, rows], ranked, self._keep(ranked), self.width, p.sinks, p.window
+        )
+        layers, requests, sets, width = best.shape
+        flat = best.permute(1, 0, 2, 3).reshape(requests, -1)
+        slots = torch.where(flat >= 0, slots_of(batch.block_table[rows], flat.clamp(min=0)), -1)
+        chosen = slots.view(requests, layers, sets, width).permute(1, 0, 2, 3)
+        self.selected[:, rows] = chosen
+
+    def _keep(self, ranked: Tensor) -> Tensor:
+        """Entries kept of `ranked` ones, int64 of the same shape."""
+        p = self.parameters
+        # 0.07 * 100 is a little above 7 in floating point: not a reason to keep an eighth
+        share = torch.ceil(p.kept_ratio * ranked.double() - 1e-9).long()
+        return torch.minimum(share.clamp(min=p.min_tokens), ranked)

@@ -1,0 +1,164 @@
+"""The schema of what a run writes to disk; every table and plot is derived from it.
+
+A run's folder holds `run.json` (a `RunRecord`, written before anything runs) and the append-only
+files `requests.jsonl`, `arms.jsonl` and `lossless.jsonl`, one record a line.
+"""
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class Status(StrEnum):
+    """How an arm ended."""
+
+    PASSED = "PASSED"
+    LOSSY = "LOSSY"
+    EMPTY = "EMPTY"
+    OOM = "OOM"
+    CONTEXT_TOO_LONG = "CONTEXT_TOO_LONG"
+    RUNTIME_ERROR = "RUNTIME_ERROR"
+    TIMEOUT = "TIMEOUT"
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, and a field it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StepTimes(Record):
+    """Seconds of each decode step of one request, and their split.
+
+    Every list has one entry a step. A step belongs to the whole batch, so each request that ran in
+    it carries the same seconds. On the CPU the split comes from timers; `other_s` is the remainder.
+    """
+
+    step_s: list[float]
+    draft_s: list[float]
+    verify_s: list[float]
+    selection_s: list[float]
+    sampling_s: list[float]
+    running: list[int] = Field(description="requests that decoded in this step")
+
+
+class RequestTimes(Record):
+    """When things happened to one request; everything that differs from run to run."""
+
+    segment: int = Field(description="which process wrote it: 0, one more at each --resume")
+    queue_s: float = Field(description="from the start of the pass to admission")
+    prefill_s: float
+    ttft_s: float = Field(description="admission to first token: prefill and its sampling")
+    e2e_s: float = Field(description="admission to last token")
+    steps: StepTimes
+
+
+class RequestRecord(Record):
+    """One request of one arm in one repeat. Same key, same content in every run, times aside."""
+
+    schema_version: int = SCHEMA_VERSION
+    arm: str
+    dataset: str
+    repeat: int
+    index: int = Field(description="position in the prompt list")
+    item_id: str
+    prompt_tokens: int
+    output_ids: list[int]
+    finish_reason: Literal["eos", "length"]
+    drafted: list[int] = Field(description="tokens drafted for each verify step")
+    accepted: list[int] = Field(description="drafts the verification accepted, each step")
+    committed: list[int] = Field(description="tokens committed, bonus included, each step")
+    degenerate: bool = Field(description="the output loops, which inflates acceptance")
+    times: RequestTimes
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """What identifies the request within a run: arm, dataset, repeat, index."""
+        return self.arm, self.dataset, self.repeat, self.index
+
+
+class ArmRecord(Record):
+    """How one pass of an arm over one dataset ended (one repeat)."""
+
+    schema_version: int = SCHEMA_VERSION
+    arm: str
+    dataset: str
+    repeat: int
+    status: Status
+    message: str | None = None
+    graph_mode: str = Field(description="'eager', or how CUDA graphs were used")
+    attention_backend: str
+    peak_memory_bytes: int | None = None
+
+
+class LosslessRecord(Record):
+    """The losslessness verdict for one request of an arm (repeat 0).
+
+    `tier` is "exact" (token equality with the autoregressive arm), "teacher-forced" (each token
+    within `threshold` of the arg-max logit) or "unchecked" (`reason` says why).
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    arm: str
+    dataset: str
+    index: int
+    tier: Literal["exact", "teacher-forced", "unchecked"]
+    lossless: bool | None
+    identical: bool | None = Field(description="same tokens as the autoregressive arm")
+    first_divergence: int | None = None
+    top2_margin: float | None = Field(
+        default=None, description="logit margin of the two best tokens at the first divergence"
+    )
+    worst_margin: float | None = Field(
+        default=None, description="largest distance of a committed token's logit from the maximum"
+    )
+    threshold: float | None = None
+    reason: str | None = None
+
+
+class PromptInfo(Record):
+    """One prompt of the frozen list: enough to rebuild and to compare it, without its text."""
+
+    index: int
+    item_id: str
+    tokens: int
+    original_tokens: int
+    truncated: bool
+
+
+class DatasetInfo(Record):
+    """Where one dataset's prompts came from."""
+
+    name: str
+    source: str
+    revision: str | None
+    template_sha256: str | None = Field(description="hash of the chat template, null without one")
+    token_ids_sha256: str = Field(description="hash over all prompts' token ids, in order")
+    skipped: dict[str, int] = Field(description="items left out, by reason")
+    prompts: list[PromptInfo]
+
+
+class ArmInfo(Record):
+    """An arm of the plan: a method and its settings."""
+
+    name: str
+    method: str
+    parameters: dict[str, Any]
+    lossless: bool
+
+
+class RunRecord(Record):
+    """What was run, on what, and how: `run.json`."""
+
+    schema_version: int = SCHEMA_VERSION
+    created: str
+    config: dict[str, Any]
+    choices: list[str] = Field(description="what was chosen for the user, and why")
+    environment: dict[str, Any]
+    model: dict[str, Any]
+    datasets: list[DatasetInfo]
+    arms: list[ArmInfo]
+    warnings: list[str]

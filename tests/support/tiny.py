@@ -1,0 +1,94 @@
+"""Tiny random models and short helpers around the engine."""
+
+from collections.abc import Sequence
+
+import torch
+
+from specbench.engine.engine import Engine
+from specbench.engine.generate import Generated, Request, generate
+from specbench.engine.model import Transformer
+from specbench.engine.model_config import ModelConfig
+from specbench.engine.sampling import Sampling
+from specbench.methods.autoregressive import Autoregressive
+from specbench.methods.base import Method
+from specbench.methods.vegas import Vegas, VegasParameters
+
+GREEDY = Sampling()
+
+
+def tiny_config(**changes: object) -> ModelConfig:
+    """A two-layer grouped-query model; fields by keyword."""
+    values: dict[str, object] = {
+        "architecture": "llama",
+        "name": "tiny",
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "qkv_bias": False,
+        "o_bias": False,
+        "mlp_bias": False,
+        "qk_norm": False,
+        "eos_ids": (),
+    }
+    return ModelConfig(**(values | changes))  # type: ignore[arg-type]
+
+
+def tiny_model(
+    seed: int = 0, dtype: torch.dtype = torch.float64, max_len: int = 256, **changes: object
+) -> Transformer:
+    """A model with weights large enough that its logits differ clearly."""
+    model = Transformer(tiny_config(**changes), max_len, dtype, "cpu")
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if name.endswith("norm"):
+            weight.fill_(1)
+        else:
+            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+            weight.copy_(noise * (1.0 if weight.dim() > 1 and "embed" in name else 0.35))
+    return model
+
+
+def prompts(seed: int, lengths: Sequence[int], vocab: int = 32) -> list[list[int]]:
+    """Random prompts of the given lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocab, (n,), generator=generator).tolist() for n in lengths]
+
+
+def vegas(**settings: object) -> Vegas:
+    """Vegas with a set small enough to be sparse on short prompts."""
+    values: dict[str, object] = {"gamma": 3, "kept_ratio": 0.1, "min_tokens": 2}
+    return Vegas(VegasParameters(**(values | settings)))
+
+
+def decode(
+    engine: Engine,
+    method: Method,
+    token_ids: Sequence[list[int]],
+    max_new_tokens: int | Sequence[int],
+    sampling: Sampling = GREEDY,
+    indices: Sequence[int] | None = None,
+) -> dict[int, Generated]:
+    """Run prompts through `engine`; results by index."""
+    new = (
+        [max_new_tokens] * len(token_ids) if isinstance(max_new_tokens, int) else max_new_tokens
+    )
+    indices = range(len(token_ids)) if indices is None else indices
+    requests = [
+        Request(i, f"item-{i}", ids, n) for i, ids, n in zip(indices, token_ids, new, strict=True)
+    ]
+    engine.use(method, sampling)
+    return {g.request.index: g for g in generate(engine, requests)}
+
+
+def autoregressive() -> Autoregressive:
+    """The baseline."""
+    return Autoregressive(Autoregressive.parameters_type())
