@@ -26,9 +26,13 @@ class RunConfig(BaseModel):
     model: str | None = Field(
         None, description="Hub id, Hugging Face folder, .gguf file, or dummy:<config>."
     )
-    method: tuple[str, ...] = Field(("vegas",), description="Method to measure, or 'all'.")
+    method: tuple[str, ...] = Field(
+        ("vegas",), min_length=1, description="Method to measure, or 'all'."
+    )
     dataset: tuple[str, ...] = Field(
-        ("longbench-v2",), description="Dataset, file:PATH to a JSONL of prompts, or 'all'."
+        ("longbench-v2",),
+        min_length=1,
+        description="Dataset, file:PATH to a JSONL of prompts, or 'all'.",
     )
     source: str | None = Field(
         None, description="Where the data is: 'hub', 'sample' (built in), or a path."
@@ -73,6 +77,11 @@ class RunConfig(BaseModel):
     share: Share | None = Field(None, description="One set a KV head, or one a layer.")
     sinks: NonNegativeInt | None = Field(None, description="First tokens always kept.")
     window: NonNegativeInt | None = Field(None, description="Last ranked tokens always kept.")
+
+    def method_settings(self) -> dict[str, Any]:
+        """The settings of methods that were given."""
+        given = {name: getattr(self, name) for name in METHOD_FIELDS}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 METHOD_FIELDS = (

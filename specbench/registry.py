@@ -73,7 +73,7 @@ class Registry(Generic[T]):
             module, _, attribute = entry.partition(":")
             entry = getattr(import_module(module), attribute)
             self._entries[name] = entry
-        return entry  # type: ignore[return-value]
+        return entry
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())

