@@ -71,9 +71,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(positive.sum(-1, keepdim=True) > 0, positive, p)
 
 
-def _accept_greedy(
-    best: Tensor, draft: Draft | None, allowed: Tensor
-) -> tuple[Tensor, Tensor]:
+def _accept_greedy(best: Tensor, draft: Draft | None, allowed: Tensor) -> tuple[Tensor, Tensor]:
     if draft is None:
         return torch.zeros_like(allowed), best[:, 0]
     accepted = _leading(draft.tokens == best[:, :-1], allowed)

@@ -91,7 +91,7 @@ class Batch:
         self.block_table[row] = 0
 
     def allowed(self, gamma: int) -> Tensor:
-        """Drafts `[R]` that each row can use: the last ones shrink to what may still be committed."""
+        """Drafts `[R]` that each row can use; the last shrink to what may still be committed."""
         return (self.remaining - 1).clamp(0, gamma) * self.active
 
     def slots(self, positions: Tensor, valid: Tensor) -> Tensor:

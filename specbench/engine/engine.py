@@ -1,6 +1,6 @@
 """The engine: prefill, and one iteration of draft, verify, accept, commit, observe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -132,8 +132,10 @@ class Engine:
         self._pages[row] = self.cache.allocate(total)
         self.batch.reserve(row, self._pages[row])
         collector = self.method.prefill_collector(row, len(token_ids))
-        hidden = self._prefill(row, token_ids, collector, on_chunk)
-        logits = self.model.logits(hidden)
+        for hidden in self._chunks(row, token_ids, collector):
+            if on_chunk:
+                on_chunk(hidden.shape[1])
+        logits = self.model.logits(hidden[:, -1])
         key = torch.tensor([request], device=self.device)
         start = torch.full_like(key, len(token_ids) - 1)
         none = torch.zeros_like(key)
@@ -166,6 +168,32 @@ class Engine:
         self.phases.reset()
         committed, drafted, bad = self._iterate()
         return self._to_host(committed, drafted, bad)
+
+    @torch.inference_mode()
+    def score(self, prompt: list[int], output: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The target's logits of `output` after `prompt`, teacher-forced, a chunk at a time.
+
+        Yields
+        ------
+        logits : Tensor
+            `[n, V]`, what the target says where it sees everything before a token.
+        tokens : Tensor
+            int64 `[n]`, those tokens of `output`.
+        """
+        ids = prompt + output[:-1]
+        following = torch.tensor(prompt[1:] + output, device=self.device)
+        self._pages[0] = self.cache.allocate(len(ids))
+        self.batch.reserve(0, self._pages[0])
+        begin = 0
+        try:
+            for hidden in self._chunks(0, ids, None):
+                end = begin + hidden.shape[1]
+                first = max(begin, len(prompt) - 1)
+                if first < end:
+                    yield self.model.logits(hidden[0, first - begin :]), following[first:end]
+                begin = end
+        finally:
+            self.release(0)
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Logits `[R, Q, V]` of tokens `[R, Q]` at positions `[R, Q]`."""
@@ -224,34 +252,30 @@ class Engine:
         )
         return self.forward(chunk, positions, attention), rows
 
-    def _prefill(
-        self,
-        row: int,
-        token_ids: list[int],
-        collector: ScoreCollector | None,
-        on_chunk: Callable[[int], None] | None,
-    ) -> Tensor:
-        """Hidden state `[1, hidden]` of the prompt's last token; KV written, scores collected."""
+    def _chunks(
+        self, row: int, token_ids: list[int], collector: ScoreCollector | None
+    ) -> Iterator[Tensor]:
+        """Hidden states `[1, n, hidden]` of a prompt, chunk by chunk; KV written to `row`'s pages.
+
+        Scores are collected from the last chunk, whose rows see all of the prompt.
+        """
         table = self.batch.block_table[row : row + 1]
         ids = torch.tensor(token_ids, device=self.device)[None]
         for begin in range(0, len(token_ids), self.prefill_chunk):
             tokens = ids[:, begin : begin + self.prefill_chunk]
-            count = tokens.shape[1]
-            positions = torch.arange(begin, begin + count, device=self.device)[None]
+            end = begin + tokens.shape[1]
+            positions = torch.arange(begin, end, device=self.device)[None]
             attention = FullAttention(
                 self.cache,
                 table,
                 slots_of(table, positions),
-                torch.tensor([begin + count], device=self.device),
-                torch.tensor([count], device=self.device),
+                torch.tensor([end], device=self.device),
+                torch.tensor([end - begin], device=self.device),
                 self.scale,
-                collector if begin + count == len(token_ids) else None,
+                collector if end == len(token_ids) else None,
                 self.phases,
             )
-            hidden = self.model(tokens, positions, attention)[:, -1]
-            if on_chunk:
-                on_chunk(count)
-        return hidden
+            yield self.model(tokens, positions, attention)
 
     def _to_host(self, committed: Committed, drafted: Tensor, bad: Tensor) -> StepResult:
         columns = [committed.count, committed.accepted, drafted, committed.ended, bad]

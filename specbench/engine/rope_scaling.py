@@ -1,0 +1,160 @@
+"""How a model stretches its rotary embedding, from its configuration or `--rope-scaling`."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from specbench.errors import DataError, UsageError
+
+SCALING_TYPES = ("linear", "dynamic", "yarn", "llama3")
+OVERRIDES = ("linear", "dynamic", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """One RoPE scaling, with the names and meanings that transformers gives its parameters.
+
+    Attributes
+    ----------
+    type : str
+        ``linear``, ``dynamic``, ``yarn`` or ``llama3``.
+    factor : float
+        How many times the original context the model holds.
+    original_max_position : int
+        Context in tokens before scaling.
+    attention_factor, mscale, mscale_all_dim : float, optional
+        YaRN's factor on cos and sin, or what it is computed from; all absent: 0.1 ln(factor) + 1.
+    beta_fast, beta_slow, truncate
+        YaRN's correction range.
+    low_freq_factor, high_freq_factor : float
+        Llama 3's wavelength bounds.
+    freq_factors : tuple of float, optional
+        Divisors of the inverse frequencies ``[head_dim / 2]``; where a file stores them (GGUF for
+        Llama 3), they replace what the other fields would give.
+    """
+
+    type: str
+    factor: float
+    original_max_position: int
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    freq_factors: tuple[float, ...] | None = None
+
+    def label(self) -> str:
+        """The short form, such as ``yarn:4``."""
+        return f"{self.type}:{self.factor:g}"
+
+
+def parse_rope(config: dict[str, Any], name: str) -> tuple[float, RopeScaling | None]:
+    """RoPE base and scaling of a Hugging Face configuration.
+
+    Parameters
+    ----------
+    config : dict
+        ``config.json``; either `rope_parameters` (transformers 5) or `rope_theta` and
+        `rope_scaling` (before).
+    name : str
+        The model's name for messages.
+
+    Raises
+    ------
+    DataError
+        A scaling type or a partial rotary embedding that the engine does not have, or a parameter
+        that is missing or no number.
+    """
+    values = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    if any(isinstance(value, dict) for value in values.values()):
+        raise DataError(f"{name}: RoPE parameters that differ between layers are not supported")
+    theta = _number(values.get("rope_theta", config.get("rope_theta", 10000.0)), "rope_theta", name)
+    partial = values.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise DataError(f"{name}: partial_rotary_factor {partial} is not supported, only 1")
+    kind = values.get("rope_type") or values.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind not in SCALING_TYPES:
+        raise DataError(
+            f"{name}: RoPE scaling {kind!r} is not supported. Supported: default, "
+            f"{', '.join(SCALING_TYPES)}."
+        )
+    return theta, _scaling(kind, values, config, name)
+
+
+def parse_override(
+    text: str, max_position: int, present: RopeScaling | None, name: str
+) -> RopeScaling:
+    """The scaling that ``--rope-scaling TYPE:FACTOR[:ORIGINAL]`` asks for.
+
+    Parameters
+    ----------
+    text : str
+        Such as ``yarn:4``, or ``yarn:4:32768`` to give the original context as well.
+    max_position : int
+        The model's context before scaling, where neither `text` nor `present` gives it.
+    present : RopeScaling, optional
+        What the model's own configuration has; its original context is kept.
+    name : str
+        The model's name for messages.
+
+    Raises
+    ------
+    UsageError
+        Another form or type, a factor below 1, or a model trained with Llama 3 scaling.
+    """
+    kind, *rest = text.split(":")
+    if kind not in OVERRIDES or len(rest) not in (1, 2):
+        forms = ", ".join(f"{known}:FACTOR" for known in OVERRIDES)
+        raise UsageError(f"--rope-scaling {text!r}: expected one of {forms}")
+    try:
+        factor = float(rest[0])
+        original = int(rest[1]) if len(rest) == 2 else None
+    except ValueError as error:
+        raise UsageError(f"--rope-scaling {text!r}: {error}") from error
+    if not 1 <= factor <= 1024 or (original is not None and original < 1):
+        raise UsageError(f"--rope-scaling {text!r}: the factor must be between 1 and 1024")
+    if present is not None and present.type == "llama3":
+        raise UsageError(
+            f"--rope-scaling {text!r}: {name} was trained with llama3 scaling, which another one "
+            "would undo; leave the option out"
+        )
+    if original is None:
+        original = present.original_max_position if present else max_position
+    return RopeScaling(kind, factor, original)
+
+
+def _scaling(kind: str, values: dict[str, Any], config: dict[str, Any], name: str) -> RopeScaling:
+    max_position = int(config["max_position_embeddings"])
+    original = max_position
+    if kind in ("yarn", "llama3"):
+        given = config.get("original_max_position_embeddings")
+        given = given or values.get("original_max_position_embeddings")
+        original = int(_number(given or max_position, "original_max_position_embeddings", name))
+    factor = values.get("factor")
+    if factor is None and kind == "yarn":
+        factor = max_position / original
+    optional: dict[str, Any] = {
+        key: _number(values[key], key, name)
+        for key in ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
+        if values.get(key) is not None
+    }
+    if kind == "llama3":
+        for key in ("low_freq_factor", "high_freq_factor"):
+            optional[key] = _number(values.get(key), key, name)
+    return RopeScaling(
+        kind,
+        _number(factor, "factor", name),
+        original,
+        truncate=bool(values.get("truncate", True)),
+        **optional,
+    )
+
+
+def _number(value: object, key: str, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise DataError(f"{name}: RoPE parameter {key} must be a positive number, not {value!r}")
+    return float(value)

@@ -1,0 +1,81 @@
+"""The model's tokenizer, with its chat template where it has one."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbench.engine.hub import TOKENIZER_FILES, download
+from specbench.engine.source import Source, locate
+from specbench.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(spec: str, revision: str | None = None) -> "PreTrainedTokenizerBase | None":
+    """The tokenizer of a model named as for `--model`.
+
+    Returns
+    -------
+    PreTrainedTokenizerBase or None
+        `None` only for random weights whose shape comes without tokenizer files.
+
+    Raises
+    ------
+    DataError
+        Tokenizer files that are missing or cannot be read.
+    """
+    return tokenizer_of(locate(spec, revision))
+
+
+def tokenizer_of(source: Source) -> "PreTrainedTokenizerBase | None":
+    """As `load_tokenizer`, for a model already located."""
+    if source.path is None:
+        return None
+    if source.kind == "gguf":
+        return _from_gguf(source.path)
+    folder = source.path
+    if source.hub_id is not None:
+        folder, _ = download(source.hub_id, source.revision, TOKENIZER_FILES)
+    if not any(
+        (folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")
+    ):
+        if source.kind == "dummy":
+            return None
+        raise DataError(f"{source.label} has no tokenizer files (tokenizer.json or the like)")
+    return _load(folder, source.label)
+
+
+def _load(folder: Path, label: str, gguf_file: str | None = None) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            folder, gguf_file=gguf_file, local_files_only=True, trust_remote_code=False
+        )
+    # The tokenizers library raises bare Exception for files that it cannot read.
+    except Exception as error:
+        raise DataError(f"cannot read the tokenizer of {label}: {error}") from error
+
+
+def _from_gguf(path: Path) -> "PreTrainedTokenizerBase":
+    from tokenizers import normalizers, pre_tokenizers
+
+    from specbench.engine.gguf_file import open_gguf
+
+    tokenizer = _load(path.parent, path.name, path.name)
+    field = open_gguf(path).get_field("tokenizer.ggml.pre")
+    kind = None if field is None else field.contents()
+    backend = tokenizer.backend_tokenizer
+    # What transformers leaves out of the splitting rules that the file names.
+    if kind == "smollm":
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+    elif kind == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    elif kind == "llama-bpe":
+        backend.model.ignore_merges = True
+    return tokenizer
