@@ -78,9 +78,7 @@ def decode(
     indices: Sequence[int] | None = None,
 ) -> dict[int, Generated]:
     """Run prompts through `engine`; results by index."""
-    new = (
-        [max_new_tokens] * len(token_ids) if isinstance(max_new_tokens, int) else max_new_tokens
-    )
+    new = [max_new_tokens] * len(token_ids) if isinstance(max_new_tokens, int) else max_new_tokens
     indices = range(len(token_ids)) if indices is None else indices
     requests = [
         Request(i, f"item-{i}", ids, n) for i, ids, n in zip(indices, token_ids, new, strict=True)

@@ -1,0 +1,190 @@
+"""How many tokens a verification yields, and how an iteration's time is split."""
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import ClassVar
+
+from specbench.results.cells import Cell, Group
+from specbench.results.invariants import InvariantError
+from specbench.results.metrics import Metric, Row, Table
+from specbench.results.records import RequestRecord
+
+PARTS = ("draft", "verify", "selection", "sampling", "other")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One verification: drafts, drafts that were accepted *and* committed, tokens committed."""
+
+    drafted: int
+    accepted: int
+    committed: int
+
+
+def steps_of(record: RequestRecord) -> list[Step]:
+    """The verify steps of a request.
+
+    Where the output ends inside an accepted prefix (EOS, length limit), the drafts behind the end
+    were accepted but never committed: they do not count as accepted.
+    """
+    return [
+        Step(drafted, min(accepted, committed), committed)
+        for drafted, accepted, committed in zip(
+            record.drafted, record.accepted, record.committed, strict=True
+        )
+    ]
+
+
+class Acceptance(Metric):
+    """Base of the figures that only a drafting arm has."""
+
+    table: ClassVar[Table] = "acceptance"
+
+    def applies(self, cell: Cell) -> bool:
+        return cell.shows_acceptance
+
+
+class AcceptanceLength(Acceptance):
+    """Tokens committed per verify step, bonus included.
+
+    Pooled over all steps, which weights long outputs more, and as the mean over requests.
+    """
+
+    columns = ("spec_decode_acceptance_length", "mean_request_acceptance_length")
+
+    def compute(self, cell: Cell, group: Group) -> Row:
+        stepped = [r.committed for r in cell.healthy if r.committed]
+        if not stepped:
+            return {}
+        pooled = sum(map(sum, stepped)) / sum(map(len, stepped))
+        if not 1 <= pooled <= cell.gamma + 1:
+            raise InvariantError(
+                f"{cell.arm.name} on {cell.dataset.name}: AL {pooled} outside [1, gamma+1]"
+            )
+        return dict(zip(self.columns, (pooled, fmean(map(fmean, stepped))), strict=True))
+
+
+class AcceptanceRate(Acceptance):
+    """Accepted share of the drafts that were verified, and the counts behind it."""
+
+    columns = (
+        "spec_decode_acceptance_rate",
+        "spec_decode_num_drafts",
+        "spec_decode_draft_tokens",
+        "spec_decode_accepted_tokens",
+    )
+
+    def compute(self, cell: Cell, group: Group) -> Row:
+        steps = _steps(cell)
+        drafted = sum(step.drafted for step in steps)
+        accepted = sum(step.accepted for step in steps)
+        rounds = sum(step.drafted > 0 for step in steps)
+        rate = accepted / drafted if drafted else None
+        return dict(zip(self.columns, (rate, rounds, drafted, accepted), strict=True))
+
+
+class Histogram(Acceptance):
+    """Verify steps, and how many of them accepted 0, 1, … gamma drafts."""
+
+    columns = ("num_verify_steps", "acceptance_histogram")
+
+    def compute(self, cell: Cell, group: Group) -> Row:
+        steps = _steps(cell)
+        histogram = [0] * (cell.gamma + 1)
+        for step in steps:
+            histogram[step.accepted] += 1
+        return {"num_verify_steps": len(steps), "acceptance_histogram": histogram}
+
+
+class PerPosition(Acceptance):
+    """Acceptance of the i-th draft, i = 1 … gamma.
+
+    Cumulative: steps that accepted at least i over those that drafted at least i. Conditional: over
+    those that also accepted the i-1 before it. None where the denominator is 0.
+    """
+
+    columns = (
+        "spec_decode_per_position_acceptance_rates",
+        "conditional_per_position_acceptance_rates",
+    )
+
+    def compute(self, cell: Cell, group: Group) -> Row:
+        steps = _steps(cell)
+        cumulative: list[float | None] = []
+        conditional: list[float | None] = []
+        for i in range(1, cell.gamma + 1):
+            drafted = [step for step in steps if step.drafted >= i]
+            reached = [step for step in drafted if step.accepted >= i - 1]
+            accepted = sum(step.accepted >= i for step in reached)
+            cumulative.append(accepted / len(drafted) if drafted else None)
+            conditional.append(accepted / len(reached) if reached else None)
+        return dict(zip(self.columns, (cumulative, conditional), strict=True))
+
+
+class TimeSplit(Metric):
+    """Milliseconds of one iteration with the batch full, split; selection's share of it.
+
+    `break_even_al` is the iteration over the autoregressive one: the AL below which drafting loses.
+    """
+
+    table: ClassVar[Table] = "overhead"
+    columns = (
+        "iterations",
+        "iteration_ms",
+        *(f"{part}_ms" for part in PARTS),
+        "selection_percent",
+        "break_even_al",
+        "overhead_source",
+    )
+
+    def compute(self, cell: Cell, group: Group) -> Row:
+        count, split = _split(cell)
+        if not count:
+            return {}
+        total = split["step"]
+        row: Row = {f"{part}_ms": 1e3 * split[part] / count for part in PARTS}
+        row |= {"iterations": round(count, 3), "iteration_ms": 1e3 * total / count}
+        row["overhead_source"] = "timers (CPU)"
+        if cell.speculative and total > 0:
+            row["selection_percent"] = 100 * split["selection"] / total
+            row["break_even_al"] = self._break_even(total / count, group)
+        return row
+
+    def _break_even(self, iteration: float, group: Group) -> float | None:
+        base = group.autoregressive
+        if base is None or not base.measured:
+            return None
+        count, split = _split(base)
+        return iteration / (split["step"] / count) if count and split["step"] > 0 else None
+
+
+def _steps(cell: Cell) -> list[Step]:
+    return [step for record in cell.healthy for step in steps_of(record)]
+
+
+def _split(cell: Cell) -> tuple[float, dict[str, float]]:
+    """Full iterations and the seconds of their parts; a request bears 1/running of each."""
+    totals = dict.fromkeys(("step", *PARTS), 0.0)
+    count = 0.0
+    for record in cell.healthy:
+        steps = record.times.steps
+        for i, running in enumerate(steps.running):
+            if running != cell.full_batch:
+                continue
+            count += 1 / running
+            parts = (steps.draft_s, steps.verify_s, steps.selection_s, steps.sampling_s)
+            known = [part[i] / running for part in parts]
+            whole = steps.step_s[i] / running
+            for name, value in zip(PARTS, [*known, whole - sum(known)], strict=True):
+                totals[name] += value
+            totals["step"] += whole
+    return count, totals
+
+
+ACCEPTANCE: tuple[Metric, ...] = (
+    AcceptanceLength(),
+    AcceptanceRate(),
+    Histogram(),
+    PerPosition(),
+)
+OVERHEAD: tuple[Metric, ...] = (TimeSplit(),)

@@ -1,0 +1,107 @@
+"""What a reader of the tables must know before trusting a figure."""
+
+from collections import Counter
+
+from specbench.results.cells import Cell, Group
+from specbench.results.invariants import unaccounted
+from specbench.results.reading import RunData
+from specbench.results.records import Status
+
+_UNACCOUNTED = 0.1
+_USELESS_AL = 1.1
+
+
+def collect_warnings(data: RunData, groups: list[Group]) -> list[str]:
+    """Warnings of the run itself, then of each dataset, then of each arm; no line twice."""
+    lines = [*data.run.warnings, *_run_warnings(data)]
+    for group in groups:
+        if group.cells:
+            lines += _dataset_warnings(group)
+        for cell in group.cells:
+            where = f"{cell.arm.name} on {cell.dataset.name}"
+            lines += [f"{where}: {line}" for line in _cell_warnings(cell)]
+    return list(dict.fromkeys(lines))
+
+
+def _run_warnings(data: RunData) -> list[str]:
+    lines = []
+    if data.run.model.get("dummy"):
+        lines.append(
+            "dummy weights: acceptance, and the throughput of arms that draft, mean nothing "
+            "and are not shown; read step times only"
+        )
+    if data.run.config.get("ignore_eos"):
+        lines.append("--ignore-eos: outputs run past their end; read step times only")
+    segments = {record.times.segment for record in data.requests}
+    if len(segments) > 1:
+        lines.append(f"resumed: the records come from {len(segments)} processes")
+    return lines
+
+
+def _dataset_warnings(group: Group) -> list[str]:
+    cell = group.cells[0]
+    dataset, name, prompts = cell.dataset, cell.dataset.name, len(cell.dataset.prompts)
+    lines = []
+    if cell.all_degenerate:
+        lines.append(
+            f"{name}: all {prompts} prompts gave looping output, which inflates acceptance; "
+            "nothing was left to exclude them from"
+        )
+    elif cell.excluded:
+        lines.append(
+            f"{name}: {len(cell.excluded)} of {prompts} prompts gave looping output in some arm "
+            "and are left out of every arm's figures"
+        )
+    truncated = sum(prompt.truncated for prompt in dataset.prompts)
+    if truncated:
+        lines.append(f"{name}: {truncated} of {prompts} prompts had their middle cut out to fit")
+    for reason, count in dataset.skipped.items():
+        if count:
+            lines.append(f"{name}: {count} items left out: {reason}")
+    modes = {record.graph_mode for member in group.cells for record in member.passes}
+    if len(modes) > 1:
+        lines.append(f"{name}: arms ran in different graph modes: {', '.join(sorted(modes))}")
+    return lines
+
+
+def _cell_warnings(cell: Cell) -> list[str]:
+    lines = []
+    status = cell.status
+    if status is None:
+        done = f"{len(cell.passes)} of {cell.repeats} repeats"
+        lines.append(f"unfinished, {done} ended; continue with --resume")
+    failed = {p.message for p in cell.passes if p.status not in (Status.PASSED, Status.LOSSY)}
+    lines += [f"{status}: {message}" for message in sorted(filter(None, failed))]
+    if status is Status.LOSSY:
+        wrong = [record for record in cell.verdicts if record.lossless is False]
+        first = f", first at token {wrong[0].first_divergence} of prompt {wrong[0].index}"
+        where = first if wrong and wrong[0].first_divergence is not None else ""
+        lines.append(
+            f"LOSSY: {len(wrong)} of {len(cell.verdicts)} outputs are not the target's{where}"
+        )
+    reasons = Counter(
+        record.reason or "no reason on record"
+        for record in cell.verdicts
+        if record.lossless is None
+    )
+    lines += [f"losslessness of {n} requests unchecked: {reason}" for reason, n in reasons.items()]
+    return lines + (_figure_warnings(cell) if cell.measured else [])
+
+
+def _figure_warnings(cell: Cell) -> list[str]:
+    lines = []
+    steps = [running for r in cell.healthy for running in r.times.steps.running]
+    if cell.full_batch not in steps:
+        lines.append(f"no step ran with the full batch of {cell.full_batch}: throughput unknown")
+    if cell.shows_acceptance and steps:
+        length = sum(sum(r.committed) for r in cell.healthy) / len(steps)
+        if length < _USELESS_AL:
+            lines.append(f"AL {length:.2f}: the drafts are hardly ever accepted")
+    for repeat in range(cell.repeats):
+        share = unaccounted([r for r in cell.requests if r.repeat == repeat])
+        if share is not None and share > _UNACCOUNTED:
+            lines.append(
+                f"repeat {repeat}: {share:.0%} of decode time is neither a step nor a prefill, "
+                "so decode throughput is overstated"
+            )
+    return lines

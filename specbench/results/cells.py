@@ -1,0 +1,180 @@
+"""One arm on one dataset: its records, which of them count, and how it ended."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from specbench.errors import DataError
+from specbench.results.invariants import check_plan, check_request, check_times
+from specbench.results.reading import RunData
+from specbench.results.records import (
+    ArmInfo,
+    ArmRecord,
+    DatasetInfo,
+    LosslessRecord,
+    RequestRecord,
+    RunRecord,
+    Status,
+)
+
+AUTOREGRESSIVE = "autoregressive"
+VLLM = "vllm"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An arm on a dataset.
+
+    Attributes
+    ----------
+    requests : list of RequestRecord
+        All on record, every repeat.
+    excluded : frozenset of int
+        Prompts whose output degenerated in any arm: they leave every arm's figures.
+    all_degenerate : bool
+        Nothing would remain, so nothing was excluded and the figures are marked.
+    passes : list of ArmRecord
+        The passes that ended, at most one a repeat.
+    repeats : int
+        Passes planned.
+    full_batch : int
+        Requests that decode together when the batch is full.
+    """
+
+    arm: ArmInfo
+    dataset: DatasetInfo
+    requests: list[RequestRecord]
+    excluded: frozenset[int]
+    all_degenerate: bool
+    passes: list[ArmRecord]
+    verdicts: list[LosslessRecord]
+    repeats: int
+    full_batch: int
+    dummy: bool
+
+    @cached_property
+    def healthy(self) -> list[RequestRecord]:
+        """The requests that figures are made of."""
+        return [record for record in self.requests if record.index not in self.excluded]
+
+    @property
+    def status(self) -> Status | None:
+        """How the arm ended; None while passes are outstanding.
+
+        The first failed pass decides. Where all passed, one verdict of a lossless method that is
+        not lossless makes it LOSSY.
+        """
+        ended = sorted(self.passes, key=lambda record: record.repeat)
+        for record in ended:
+            if record.status not in (Status.PASSED, Status.LOSSY):
+                return record.status
+        if len(ended) < self.repeats:
+            return None
+        if not self.requests:
+            return Status.EMPTY
+        lossy = any(record.status is Status.LOSSY for record in ended)
+        if lossy or (self.arm.lossless and any(v.lossless is False for v in self.verdicts)):
+            return Status.LOSSY
+        return Status.PASSED
+
+    @property
+    def measured(self) -> bool:
+        """Whether figures may be shown: the arm PASSED, or is LOSSY and flagged so."""
+        return self.status in (Status.PASSED, Status.LOSSY)
+
+    @property
+    def gamma(self) -> int:
+        """The most drafts of a step: the arm's setting, or else the most on record."""
+        setting = self.arm.parameters.get("gamma")
+        if isinstance(setting, int):
+            return setting
+        return max((max(r.drafted, default=0) for r in self.requests), default=0)
+
+    @property
+    def speculative(self) -> bool:
+        """Whether the arm drafts at all; acceptance is unknown, not 0, where it does not."""
+        return self.arm.method != AUTOREGRESSIVE and self.gamma > 0
+
+    @property
+    def shows_acceptance(self) -> bool:
+        """Whether acceptance means something: random weights accept at random."""
+        return self.measured and self.speculative and not self.dummy
+
+    @property
+    def shows_throughput(self) -> bool:
+        """Whether tokens per second mean something: with random weights only without drafts."""
+        return self.measured and not (self.dummy and self.speculative)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The arms of one dataset, which are compared with each other."""
+
+    cells: list[Cell]
+
+    @property
+    def autoregressive(self) -> Cell | None:
+        """The paired baseline."""
+        return self._find(AUTOREGRESSIVE)
+
+    @property
+    def vllm(self) -> Cell | None:
+        """vLLM without speculation, under its own name."""
+        return next((cell for cell in self.cells if cell.arm.name == VLLM), None)
+
+    def _find(self, method: str) -> Cell | None:
+        return next((cell for cell in self.cells if cell.arm.method == method), None)
+
+
+def build_groups(data: RunData) -> list[Group]:
+    """The cells of a run, a group a dataset, arms in the order of the plan.
+
+    Raises
+    ------
+    InvariantError
+        A record contradicts itself or the plan; the message names it.
+    DataError
+        `run.json` lacks a setting that the figures need.
+    """
+    run = data.run
+    check_plan(data)
+    return [
+        Group([_build_cell(data, arm, dataset) for arm in run.arms]) for dataset in run.datasets
+    ]
+
+
+def setting(run: RunRecord, name: str) -> Any:
+    """A setting of the effective configuration that figures cannot do without."""
+    value = run.config.get(name)
+    if value is None:
+        raise DataError(f"run.json has no effective {name!r} in its configuration")
+    return value
+
+
+def _build_cell(data: RunData, arm: ArmInfo, dataset: DatasetInfo) -> Cell:
+    def mine(record: RequestRecord | ArmRecord | LosslessRecord) -> bool:
+        return record.arm == arm.name and record.dataset == dataset.name
+
+    degenerate = frozenset(
+        record.index
+        for record in data.requests
+        if record.dataset == dataset.name and record.degenerate
+    )
+    indices = {prompt.index for prompt in dataset.prompts}
+    nothing_left = bool(degenerate) and degenerate >= indices
+    cell = Cell(
+        arm=arm,
+        dataset=dataset,
+        requests=sorted(filter(mine, data.requests), key=lambda record: record.key),
+        excluded=frozenset() if nothing_left else degenerate,
+        all_degenerate=nothing_left,
+        passes=list(filter(mine, data.passes)),
+        verdicts=list(filter(mine, data.verdicts)),
+        repeats=setting(data.run, "repeats"),
+        full_batch=min(setting(data.run, "batch_size"), len(dataset.prompts)),
+        dummy=bool(data.run.model.get("dummy")),
+    )
+    for record in cell.requests:
+        check_request(record, cell.gamma, cell.full_batch)
+        check_times(record)
+    return cell

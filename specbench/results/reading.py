@@ -1,0 +1,174 @@
+"""Reading a run's folder back, with a word on every line that cannot be read."""
+
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from specbench.errors import DataError, UsageError
+from specbench.results.records import (
+    SCHEMA_VERSION,
+    ArmRecord,
+    LosslessRecord,
+    Record,
+    RequestRecord,
+    RunRecord,
+    Status,
+)
+
+RUN = "run.json"
+REQUESTS = "requests.jsonl"
+ARMS = "arms.jsonl"
+LOSSLESS = "lossless.jsonl"
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """All that a run's folder holds.
+
+    Attributes
+    ----------
+    run : RunRecord
+    requests : list of RequestRecord
+    passes : list of ArmRecord
+        The latest record of each (arm, dataset, repeat).
+    verdicts : list of LosslessRecord
+    """
+
+    run: RunRecord
+    requests: list[RequestRecord]
+    passes: list[ArmRecord]
+    verdicts: list[LosslessRecord]
+
+
+def read_folder(folder: Path) -> RunData:
+    """Everything in `folder`, which may still be written to: an unfinished last line is left out.
+
+    Raises
+    ------
+    UsageError
+        The folder holds no run.
+    DataError
+        A record that cannot be read; the message names the file and the line.
+    """
+    return RunData(
+        read_run(folder), read_requests(folder), read_arms(folder), read_lossless(folder)
+    )
+
+
+def read_run(folder: Path) -> RunRecord:
+    """The `run.json` of `folder`."""
+    path = folder / RUN
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{folder} holds no run: cannot read {RUN}: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON: {error}") from error
+    return _parse(content, RunRecord, str(path))
+
+
+def read_requests(folder: Path) -> list[RequestRecord]:
+    """The requests of `folder`, each key once."""
+    lines = _read_lines(folder / REQUESTS, RequestRecord)
+    _refuse_duplicates(folder / REQUESTS, [(line, record.key) for line, record in lines])
+    return [record for _, record in lines]
+
+
+def read_arms(folder: Path) -> list[ArmRecord]:
+    """The latest record of each pass: one that failed may have been tried again."""
+    latest: dict[tuple[str, str, int], ArmRecord] = {}
+    for line, record in _read_lines(folder / ARMS, ArmRecord):
+        key = (record.arm, record.dataset, record.repeat)
+        if key in latest and latest[key].status is Status.PASSED:
+            raise DataError(f"{folder / ARMS} line {line}: {key} has passed already")
+        latest[key] = record
+    return list(latest.values())
+
+
+def read_lossless(folder: Path) -> list[LosslessRecord]:
+    """The verdicts of `folder`, each (arm, dataset, index) once."""
+    lines = _read_lines(folder / LOSSLESS, LosslessRecord)
+    keys = [(line, (record.arm, record.dataset, record.index)) for line, record in lines]
+    _refuse_duplicates(folder / LOSSLESS, keys)
+    return [record for _, record in lines]
+
+
+def mend_tail(path: Path) -> None:
+    """Make `path` end with a whole line, so that it can be appended to.
+
+    A last line that is not JSON is cut off: it is what a killed process left. A whole record that
+    lacks only its newline is kept.
+    """
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    start = _last_line(content)
+    last = content[start:]
+    with path.open("r+b") as file:
+        if not _is_json(last):
+            file.truncate(start)
+        elif not last.endswith(b"\n"):
+            file.seek(0, 2)
+            file.write(b"\n")
+
+
+def _read_lines(path: Path, kind: type[R]) -> list[tuple[int, R]]:
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    start = _last_line(content)
+    if not _is_json(content[start:]):
+        content = content[:start]
+    records = []
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if not line and number > content.count(b"\n"):
+            break
+        where = f"{path} line {number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where} is not valid JSON: {error}; remove or restore it") from error
+        records.append((number, _parse(value, kind, where)))
+    return records
+
+
+def _parse(content: Any, kind: type[R], where: str) -> R:
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION:
+        raise DataError(
+            f"{where} has schema version {version!r}, this specbench reads {SCHEMA_VERSION}; "
+            "read it with the version that wrote it"
+        )
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise DataError(f"{where} is no {kind.__name__}: {place}: {first['msg']}") from error
+
+
+def _last_line(content: bytes) -> int:
+    """Where the last line starts, its newline aside."""
+    return content[:-1].rfind(b"\n") + 1 if content else 0
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse_duplicates(path: Path, keys: Sequence[tuple[int, Hashable]]) -> None:
+    seen: dict[Hashable, int] = {}
+    for line, key in keys:
+        if key in seen:
+            raise DataError(f"{path} lines {seen[key]} and {line} are the same record, {key}")
+        seen[key] = line

@@ -1,0 +1,111 @@
+"""A tiny Hugging Face model folder with weights and a tokenizer, and runs of the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.tiny import tiny_model
+
+WORDS = (
+    "the report says that water costs rose in every county and the council will vote on it "
+    "system user assistant what is of a to for by with from summary question answer"
+).split()
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|> {{ m.content }} <|end|> {% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def write_model(folder: Path, seed: int = 0, context: int = 512, template: bool = True) -> Path:
+    """A random Llama of 64 tokens in float32 with a word-level tokenizer."""
+    import torch
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder.mkdir(parents=True)
+    vocab = 64
+    names = ["<unk>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>", *dict.fromkeys(WORDS)]
+    names += [f"word{i}" for i in range(vocab - len(names))]
+    backend = Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, "<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="<unk>",
+        eos_token="<|end|>",
+        additional_special_tokens=["<|user|>", "<|assistant|>", "<|system|>"],
+        chat_template=TEMPLATE if template else None,
+    )
+    tokenizer.save_pretrained(folder)
+    model = tiny_model(seed, torch.float32, 64, vocab_size=vocab)
+    c = model.config
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": vocab,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "head_dim": c.head_dim,
+        "rms_norm_eps": c.rms_norm_eps,
+        "rope_theta": c.rope_theta,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = {"model.embed_tokens.weight": model.embed, "lm_head.weight": model.head}
+    weights["model.norm.weight"] = model.final_norm
+    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    for i, layer in enumerate(model.layers):
+        parts = dict(zip(("q", "k", "v"), layer.qkv.split([q, kv, kv]), strict=True))
+        gate, up = layer.gate_up.chunk(2)
+        prefix = f"model.layers.{i}."
+        weights |= {f"{prefix}self_attn.{n}_proj.weight": w for n, w in parts.items()}
+        weights |= {
+            f"{prefix}self_attn.o_proj.weight": layer.o,
+            f"{prefix}mlp.gate_proj.weight": gate,
+            f"{prefix}mlp.up_proj.weight": up,
+            f"{prefix}mlp.down_proj.weight": layer.down,
+            f"{prefix}input_layernorm.weight": layer.attn_norm,
+            f"{prefix}post_attention_layernorm.weight": layer.mlp_norm,
+        }
+    contiguous = {name: w.detach().contiguous().clone() for name, w in weights.items()}
+    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_prompts(file: Path, lengths: list[int]) -> Path:
+    """A JSONL of prompts of that many words."""
+    with file.open("w") as out:
+        for i, n in enumerate(lengths):
+            text = " ".join(WORDS[(i * 7 + j * (i + 1)) % len(WORDS)] for j in range(n))
+            out.write(json.dumps({"id": f"p{i}", "prompt": text}) + "\n")
+    return file
+
+
+def command(*arguments: object) -> list[str]:
+    """The command line as a subprocess runs it."""
+    return [sys.executable, "-m", "specbench", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """One thread and no hub, so that runs on a busy machine stay quick and alike."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "160"}
+
+
+def specbench(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """Run the command line to its end."""
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        command(*arguments),
+        cwd=cwd,
+        env=environment() | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
