@@ -1,0 +1,156 @@
+"""The losslessness verdict of each request: token equality, or the target's own judgement.
+
+Two tiers. In float32 on the CPU a method's output must equal the autoregressive arm's, token by
+token. In half precision the shape of a forward changes the rounding, so there each token is judged
+by feeding the output to the target (teacher forcing): its logit may lie below the maximum by no
+more than what the autoregressive arm's own tokens show under the same forcing, which is a control
+at another shape.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from specbench.bench.arms import Arm
+from specbench.bench.workload import Workload
+from specbench.config import RunConfig
+from specbench.engine.engine import Engine
+from specbench.results.cells import AUTOREGRESSIVE
+from specbench.results.records import LosslessRecord, RequestRecord
+from specbench.results.store import RunStore, record_key
+
+CONTROL_FACTOR = 2.0
+SAMPLED = (
+    "temperature above 0: outputs are random, and the distribution is tested, not the run "
+    "(docs/methodology.md)"
+)
+NO_BASELINE = "no autoregressive output to compare with"
+
+
+@dataclass(frozen=True)
+class Margins:
+    """How an output looks to the target, an entry a token.
+
+    Attributes
+    ----------
+    below : list of float
+        Distance of the token's logit from the maximum; 0 for the arg-max.
+    top2 : list of float
+        Distance of the two best logits.
+    """
+
+    below: list[float]
+    top2: list[float]
+
+
+class Judge:
+    """Judges the first repeat of every lossless arm and appends the verdicts."""
+
+    def __init__(self, config: RunConfig, engine: Engine, store: RunStore) -> None:
+        self.config = config
+        self.engine = engine
+        self.store = store
+        self.exact = config.device == "cpu" and config.dtype in ("float32", "float64")
+        self._outputs = {r.key: r for r in store.load_requests()}
+
+    def run(self, arms: list[Arm], workloads: list[Workload]) -> None:
+        """Append the verdicts that are not on record yet."""
+        known = {record_key(record) for record in self.store.load_lossless()}
+        for workload in workloads:
+            for arm in arms:
+                if arm.name == AUTOREGRESSIVE or not arm.method.lossless:
+                    continue
+                for record in self._judge(arm, workload):
+                    if record_key(record) not in known:
+                        self.store.append_lossless(record)
+
+    def _judge(self, arm: Arm, workload: Workload) -> Iterator[LosslessRecord]:
+        dataset = workload.info.name
+        pairs = []
+        for request in workload.requests:
+            ours = self._outputs.get((arm.name, dataset, 0, request.index))
+            base = self._outputs.get((AUTOREGRESSIVE, dataset, 0, request.index))
+            if ours is None:
+                continue
+            reason = SAMPLED if self.config.temperature > 0 else NO_BASELINE if not base else None
+            if reason is not None or base is None:
+                yield _unchecked(ours, reason or NO_BASELINE)
+            else:
+                pairs.append((request.token_ids, ours, base))
+        if self.exact:
+            for prompt, ours, base in pairs:
+                yield self._exact(prompt, ours, base)
+        else:
+            yield from self._teacher_forced(pairs)
+
+    def _exact(self, prompt: list[int], ours: RequestRecord, base: RequestRecord) -> LosslessRecord:
+        at = first_divergence(ours.output_ids, base.output_ids)
+        forced = self._force(prompt, base.output_ids[: at + 1]) if at is not None else None
+        return LosslessRecord(
+            arm=ours.arm,
+            dataset=ours.dataset,
+            index=ours.index,
+            tier="exact",
+            lossless=at is None,
+            identical=at is None,
+            first_divergence=at,
+            top2_margin=forced.top2[-1] if forced else None,
+        )
+
+    def _teacher_forced(
+        self, pairs: list[tuple[list[int], RequestRecord, RequestRecord]]
+    ) -> Iterator[LosslessRecord]:
+        control = [self._force(prompt, base.output_ids) for prompt, _, base in pairs]
+        noise = max((max(margins.below) for margins in control), default=0.0)
+        threshold = CONTROL_FACTOR * noise
+        for (prompt, ours, base), base_margins in zip(pairs, control, strict=True):
+            at = first_divergence(ours.output_ids, base.output_ids)
+            margins = base_margins if at is None else self._force(prompt, ours.output_ids)
+            worst = max(margins.below)
+            yield LosslessRecord(
+                arm=ours.arm,
+                dataset=ours.dataset,
+                index=ours.index,
+                tier="teacher-forced",
+                lossless=worst <= threshold,
+                identical=at is None,
+                first_divergence=at,
+                top2_margin=None if at is None else margins.top2[min(at, len(margins.top2) - 1)],
+                worst_margin=worst,
+                threshold=threshold,
+            )
+
+    def _force(self, prompt: list[int], output: list[int]) -> Margins:
+        return teacher_force(self.engine, prompt, output)
+
+
+def teacher_force(engine: Engine, prompt: list[int], output: list[int]) -> Margins:
+    """What the target says of `output` after `prompt`, in one pass over both."""
+    below: list[float] = []
+    top2: list[float] = []
+    for logits, tokens in engine.score(prompt, output):
+        best = logits.topk(2, dim=-1).values
+        chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
+        below += (best[:, 0] - chosen).tolist()
+        top2 += (best[:, 0] - best[:, 1]).tolist()
+    return Margins(below, top2)
+
+
+def first_divergence(ours: list[int], base: list[int]) -> int | None:
+    """The first place where two outputs differ, also by ending; None where they are equal."""
+    for place, (a, b) in enumerate(zip_longest(ours, base)):
+        if a != b:
+            return place
+    return None
+
+
+def _unchecked(ours: RequestRecord, reason: str) -> LosslessRecord:
+    return LosslessRecord(
+        arm=ours.arm,
+        dataset=ours.dataset,
+        index=ours.index,
+        tier="unchecked",
+        lossless=None,
+        identical=None,
+        reason=reason,
+    )

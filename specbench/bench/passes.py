@@ -1,0 +1,186 @@
+"""One pass of an arm over a dataset: timed, recorded as it goes, its end given a status."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from specbench.bench.arms import Arm
+from specbench.bench.memory import PeakMemory
+from specbench.bench.workload import Workload
+from specbench.config import RunConfig
+from specbench.engine.engine import Engine
+from specbench.engine.generate import Generated, Progress, Request, generate
+from specbench.engine.sampling import Sampling
+from specbench.errors import ContextTooLongError, DataError, OutOfMemoryError, SpecbenchError
+from specbench.results.degenerate import is_degenerate
+from specbench.results.records import ArmRecord, RequestRecord, Status
+from specbench.results.store import RunStore
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Pass:
+    """An arm over a dataset in one repeat."""
+
+    arm: Arm
+    workload: Workload
+    repeat: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """As `record_key` gives it."""
+        return self.arm.name, self.workload.info.name, self.repeat
+
+
+def interleave(arms: list[Arm], workloads: list[Workload], repeats: int) -> list[Pass]:
+    """The plan: a dataset after the other, its arms in turn within each repeat (A B A B)."""
+    return [
+        Pass(arm, workload, repeat)
+        for workload in workloads
+        for repeat in range(repeats)
+        for arm in arms
+    ]
+
+
+class Runner:
+    """Runs passes and writes their records.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Fully resolved.
+    engine : Engine
+    store : RunStore
+    console : Console
+        For progress bars.
+    """
+
+    def __init__(
+        self, config: RunConfig, engine: Engine, store: RunStore, console: "Console"
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.store = store
+        self.console = console
+        self.peak = PeakMemory(config.device or "cpu")
+        self._warm: set[tuple[str, str]] = set()
+
+    def run(self, plan: list[Pass]) -> None:
+        """Run what is not on record yet; an arm that failed on a dataset is not tried again."""
+        ended = {(r.arm, r.dataset, r.repeat): r.status for r in self.store.load_arms()}
+        failed: set[tuple[str, str]] = set()
+        for entry in plan:
+            cell = entry.key[:2]
+            if ended.get(entry.key) is Status.PASSED or cell in failed:
+                continue
+            if self._run(entry) is not Status.PASSED:
+                failed.add(cell)
+
+    def _run(self, entry: Pass) -> Status:
+        done = {record.key for record in self.store.load_requests()}
+        requests = [r for r in entry.workload.requests if (*entry.key, r.index) not in done]
+        status, message = Status.PASSED, None
+        try:
+            self._warm_up(entry)
+            self.peak.reset()
+            with self._progress(entry, requests) as progress:
+                self.engine.use(entry.arm.method, Sampling.from_config(self.config, entry.repeat))
+                for generated in generate(self.engine, requests, progress, self.store.segment):
+                    self.store.append_request(to_record(entry, generated))
+        except DataError:  # a record that cannot be written ends the run, not the arm
+            raise
+        except Exception as error:  # an arm's boundary: the other arms go on
+            status, message = classify(error)
+        self.store.append_arm(
+            ArmRecord(
+                arm=entry.arm.name,
+                dataset=entry.workload.info.name,
+                repeat=entry.repeat,
+                status=status,
+                message=message,
+                graph_mode=self.engine.graph_mode,
+                attention_backend=self.engine.attention_backend,
+                peak_memory_bytes=self.peak.read(),
+            )
+        )
+        return status
+
+    def _warm_up(self, entry: Pass) -> None:
+        """Decode one iteration and a shrunken one at the measured shapes, off the record."""
+        cell = entry.key[:2]
+        if cell in self._warm:
+            return
+        new = entry.arm.method.gamma + 3
+        first = entry.workload.requests[: self.engine.batch.rows]
+        warm = [replace(r, max_new_tokens=min(new, r.max_new_tokens)) for r in first]
+        self.engine.use(entry.arm.method, Sampling.from_config(self.config))
+        for _ in generate(self.engine, warm):
+            pass
+        self._warm.add(cell)
+
+    @contextmanager
+    def _progress(self, entry: Pass, requests: list[Request]) -> Iterator[Progress]:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        arm, dataset, repeat = entry.key
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        hidden = not self.console.is_terminal
+        with Bars(*columns, console=self.console, transient=True, disable=hidden) as bars:
+            title = f"{dataset} {arm} {repeat + 1}/{self.config.repeats}"
+            prefill = bars.add_task(
+                f"{title} prefill tokens", total=sum(len(r.token_ids) for r in requests)
+            )
+            decode = bars.add_task(
+                f"{title} decode tokens", total=sum(r.max_new_tokens for r in requests)
+            )
+            yield Progress(
+                prefilled=lambda count: bars.advance(prefill, count),
+                decoded=lambda count: bars.advance(decode, count),
+            )
+
+
+def to_record(entry: Pass, generated: Generated) -> RequestRecord:
+    """The record of a completed request."""
+    request = generated.request
+    arm, dataset, repeat = entry.key
+    return RequestRecord(
+        arm=arm,
+        dataset=dataset,
+        repeat=repeat,
+        index=request.index,
+        item_id=request.item_id,
+        prompt_tokens=len(request.token_ids),
+        output_ids=generated.output_ids,
+        finish_reason=generated.finish_reason,
+        drafted=generated.drafted,
+        accepted=generated.accepted,
+        committed=generated.committed,
+        degenerate=is_degenerate(generated.output_ids),
+        times=generated.times,
+    )
+
+
+def classify(error: Exception) -> tuple[Status, str]:
+    """Status and message of an arm that `error` ended."""
+    import torch
+
+    first = str(error).strip().split("\n")[0] or type(error).__name__
+    on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    if on_cpu or isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemoryError):
+        return Status.OOM, f"{first}; use a smaller --batch-size or --context-len"
+    if isinstance(error, ContextTooLongError):
+        return Status.CONTEXT_TOO_LONG, first
+    if isinstance(error, SpecbenchError):
+        return Status.RUNTIME_ERROR, first
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return Status.RUNTIME_ERROR, f"{type(error).__name__}: {first} ({place.name}:{place.lineno})"

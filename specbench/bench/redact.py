@@ -1,0 +1,79 @@
+"""Keeps secrets and foreign paths out of what is written to disk."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HIDDEN = "***"
+
+# Counts of tokens and the tokens of a vocabulary (max_new_tokens, eos_token) are no secrets.
+_SECRET_NAME = re.compile(
+    r"(?:^-*token|(?:^|[-_.])(?:(?:hf|hub|api|auth|access|bearer|github)[-_]token"
+    r"|passw(?:or)?d|secret|(?:api|access|secret|private)[-_]?key))$",
+    re.I,
+)
+_SECRET_VALUE = re.compile(r"\b(?:hf|sk|ghp|gho|glpat|xox[abp])[-_][A-Za-z0-9_-]{16,}")
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
+# What may stand before a path: an option, then a scheme or a key ("file:", "dummy:", "x=", "s://").
+_BEFORE_PATH = re.compile(r"(?:--?[\w-]+=)?(?:[\w.+-]+(?:=|:(?://)?))?")
+
+
+def redact_argv(argv: Sequence[str], cwd: Path | None = None) -> list[str]:
+    """A command line without secrets, foreign paths reduced to their last name.
+
+    Parameters
+    ----------
+    argv : sequence of str
+        The program and its arguments.
+    cwd : Path, optional
+        The working folder; the current one by default.
+    """
+    shown: list[str] = []
+    hide_next = False
+    for argument in argv:
+        name, equals, _ = argument.partition("=")
+        secret = _SECRET_NAME.search(name) is not None
+        if hide_next and not argument.startswith("-"):
+            shown.append(HIDDEN)
+        elif secret and equals:
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(redact_text(argument, cwd))
+        hide_next = secret and not equals and argument.startswith("-")
+    return shown
+
+
+def redact(value: Any, cwd: Path | None = None) -> Any:
+    """`value` (mappings, sequences, strings, numbers) with every string redacted.
+
+    The value of a key that names a secret is hidden. Tuples become lists, as in JSON.
+    """
+    if isinstance(value, dict):
+        return {
+            key: HIDDEN if item is not None and _SECRET_NAME.search(str(key)) else redact(item, cwd)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [redact(item, cwd) for item in value]
+    if isinstance(value, Path):
+        return redact_text(str(value), cwd)
+    return redact_text(value, cwd) if isinstance(value, str) else value
+
+
+def redact_text(text: str, cwd: Path | None = None) -> str:
+    """One argument or setting, a path or a comma-separated list of them, redacted."""
+    text = _URL_LOGIN.sub(f"{HIDDEN}@", _SECRET_VALUE.sub(HIDDEN, text))
+    return ",".join(_reduce(part, cwd or Path.cwd()) for part in text.split(","))
+
+
+def _reduce(text: str, cwd: Path) -> str:
+    match = _BEFORE_PATH.match(text)
+    start = match.end() if match else 0
+    before, path = text[:start], text[start:]
+    if not path.startswith(("/", "~")) and ".." not in Path(path).parts:
+        return text
+    target = (cwd / Path(path).expanduser()).resolve()
+    if target.is_relative_to(cwd.resolve()):
+        return before + str(target.relative_to(cwd.resolve()))
+    return before + target.name

@@ -1,0 +1,190 @@
+"""The prompts of a run: each dataset loaded, cut to the context and described for the records."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specbench.bench.defaults import context_limit, may_extend, new_tokens
+from specbench.config import RunConfig
+from specbench.engine.generate import Request
+from specbench.errors import DataError
+from specbench.results.records import DatasetInfo, PromptInfo
+
+if TYPE_CHECKING:
+    from specbench.datasets.base import Dataset
+    from specbench.datasets.prompts import PromptList
+    from specbench.engine.model_config import ModelConfig
+
+YARN = "yarn:4"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One dataset's requests.
+
+    Attributes
+    ----------
+    info : DatasetInfo
+        For `run.json`.
+    requests : list of Request
+    notes : list of str
+        What was chosen or should be known.
+    """
+
+    info: DatasetInfo
+    requests: list[Request]
+    notes: list[str]
+
+    @property
+    def max_len(self) -> int:
+        """Prompt and new tokens of the longest request."""
+        return max(len(r.token_ids) + r.max_new_tokens for r in self.requests)
+
+
+def build_workloads(config: RunConfig, model: "ModelConfig", tokenizer: Any) -> list[Workload]:
+    """The requests of every dataset that `config` names.
+
+    Parameters
+    ----------
+    config : RunConfig
+        After `resolve_machine`.
+    model : ModelConfig
+    tokenizer : transformers tokenizer or None
+        Without one (random weights) the prompts are random token ids.
+
+    Raises
+    ------
+    UsageError, DataError
+        An unknown dataset, data that cannot be read, a context beyond the model's.
+    """
+    from specbench.datasets import DATASETS, get_dataset
+
+    names = DATASETS.names() if "all" in config.dataset else config.dataset
+    datasets = [get_dataset(name) for name in names]
+    limits = [_limits(config, model, dataset) for dataset in datasets]
+    return [
+        _random_ids(config, model, dataset.name, *limit)
+        if tokenizer is None and not dataset.name.startswith("file:")
+        else _build(config, dataset, tokenizer, *limit)
+        for dataset, limit in zip(datasets, limits, strict=True)
+    ]
+
+
+def fit_context(
+    config: RunConfig, model: "ModelConfig", workloads: list[Workload]
+) -> tuple[RunConfig, "ModelConfig", str | None]:
+    """Check the longest request against the model, and extend a model that may be extended.
+
+    Returns
+    -------
+    config, model
+        With YaRN where it was chosen.
+    note : str or None
+        What was chosen.
+
+    Raises
+    ------
+    ContextTooLongError
+        The model cannot hold the longest request.
+    """
+    longest = max(workload.max_len for workload in workloads)
+    if longest > model.context_length and may_extend(config, model):
+        extended = model.with_rope_scaling(YARN)
+        extended.check_context(longest)
+        note = f"rope-scaling {YARN}: {longest:,} tokens exceed the {model.context_length:,} native"
+        return config.model_copy(update={"rope_scaling": YARN}), extended, note
+    model.check_context(longest)
+    return config, model, None
+
+
+def _limits(
+    config: RunConfig, model: "ModelConfig", dataset: "Dataset"
+) -> tuple[int, int, list[str]]:
+    count, said = new_tokens(config, dataset)
+    limit, note = context_limit(config, model, dataset, count)
+    return limit, count, [line for line in (note, said) if line]
+
+
+def _build(
+    config: RunConfig, dataset: "Dataset", tokenizer: Any, limit: int, new: int, notes: list[str]
+) -> Workload:
+    from specbench.datasets.loading import load_items
+    from specbench.datasets.prompts import build_prompts
+
+    loaded = load_items(
+        dataset,
+        config.source,
+        config.revision,
+        seed=config.seed,
+        num=config.num_prompts,
+        target_tokens=limit,
+        tokenizer=tokenizer,
+    )
+    prompts = build_prompts(
+        dataset,
+        loaded.items,
+        tokenizer,
+        context_len=limit,
+        num_prompts=config.num_prompts,
+        chat_template=config.chat_template,
+        thinking=config.thinking,
+    )
+    if prompts.note:
+        notes = [*notes, prompts.note]
+    return _workload(dataset.name, loaded.source, loaded.revision, prompts, new, notes)
+
+
+def _workload(
+    name: str,
+    source: str,
+    revision: str | None,
+    prompts: "PromptList",
+    new: int,
+    notes: list[str],
+) -> Workload:
+    info = DatasetInfo(
+        name=name,
+        source=source,
+        revision=revision,
+        template_sha256=prompts.template_sha256,
+        token_ids_sha256=prompts.token_ids_sha256,
+        skipped=prompts.skipped,
+        prompts=[
+            PromptInfo(
+                index=prompt.index,
+                item_id=prompt.item_id,
+                tokens=len(prompt.token_ids),
+                original_tokens=prompt.original_tokens,
+                truncated=prompt.truncated,
+            )
+            for prompt in prompts.prompts
+        ],
+    )
+    requests = [Request(p.index, p.item_id, p.token_ids, new) for p in prompts.prompts]
+    for request in requests:
+        if not request.token_ids:
+            raise DataError(f"{name}: prompt {request.item_id!r} has no tokens")
+    return Workload(info, requests, notes)
+
+
+def _random_ids(
+    config: RunConfig, model: "ModelConfig", name: str, limit: int, new: int, notes: list[str]
+) -> Workload:
+    import torch
+
+    from specbench.datasets.prompts import Prompt, PromptList, hash_token_ids
+
+    generator = torch.Generator().manual_seed(config.seed)
+    count = config.num_prompts or 1
+    rows = torch.randint(model.vocab_size, (count, limit), generator=generator).tolist()
+    prompts = PromptList(
+        prompts=[Prompt(i, f"random-{i}", ids, limit, False, None) for i, ids in enumerate(rows)],
+        items=[],
+        skipped={},
+        template_sha256=None,
+        token_ids_sha256=hash_token_ids(rows),
+        thinking=False,
+        cot=False,
+        note=None,
+    )
+    notes = [*notes, f"{name}: random token ids, since the model comes without a tokenizer"]
+    return _workload(name, "random token ids", None, prompts, new, notes)
