@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from specbench.errors import UsageError
 from specbench.registry import unknown
 
-Score = Literal["logit", "weight"]
+Score = Literal["logit", "weight", "random"]
 Queries = Literal["first+last", "last", "all"]
 Share = Literal["head", "layer"]
 
@@ -72,7 +72,7 @@ class RunConfig(BaseModel):
         None, gt=0, le=1, description="Share of the KV entries that drafts read."
     )
     min_tokens: PositiveInt | None = Field(None, description="Fewest KV entries that drafts read.")
-    score: Score | None = Field(None, description="What Vegas ranks by.")
+    score: Score | None = Field(None, description="What Vegas ranks by; random is a control.")
     queries: Queries | None = Field(None, description="Verify rows whose scores Vegas sums.")
     share: Share | None = Field(None, description="One set a KV head, or one a layer.")
     sinks: NonNegativeInt | None = Field(None, description="First tokens always kept.")

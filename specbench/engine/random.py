@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     DRAFT = 0
     ACCEPT = 1
     TARGET = 2
+    SELECT = 3
 
 
 def uniform(

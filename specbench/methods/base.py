@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from specbench.config import METHOD_FIELDS, RunConfig
+from specbench.config import RunConfig
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
     from specbench.engine.batch import Batch
     from specbench.engine.engine import Engine
     from specbench.engine.forward import ScoreCollector
+    from specbench.engine.model_config import ModelConfig
 
 
 class Parameters(BaseModel):
     """Settings of a method; every field has a default and its range."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-    gamma: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class Method(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str | None] = None
+    lossless: ClassVar[bool] = True
     capabilities: ClassVar[Capabilities] = Capabilities()
     parameters_type: ClassVar[type[Parameters]] = Parameters
 
@@ -70,8 +70,8 @@ class Method(ABC):
 
     @property
     def gamma(self) -> int:
-        """Drafts of one iteration, at most."""
-        return self.parameters.gamma
+        """Drafts of one iteration, at most; 0 for a method that does not draft."""
+        return 0
 
     @classmethod
     def from_config(cls, config: RunConfig) -> "Method":
@@ -82,19 +82,24 @@ class Method(ABC):
         UsageError
             A setting out of the method's range.
         """
-        given = {name: getattr(config, name) for name in METHOD_FIELDS}
         known = cls.parameters_type.model_fields
-        chosen = {key: value for key, value in given.items() if key in known and value is not None}
+        chosen = {key: value for key, value in config.method_settings().items() if key in known}
         try:
             return cls(cls.parameters_type(**chosen))
         except ValidationError as error:
             detail = "; ".join(
-                f"{'.'.join(map(str, e['loc'])) or 'parameters'}: {e['msg']}" for e in error.errors()
+                f"{'.'.join(map(str, e['loc'])) or 'parameters'}: {e['msg']}"
+                for e in error.errors()
             )
             raise UsageError(f"{cls.name}: {detail}") from error
 
+    def memory_bytes(self, model: "ModelConfig", rows: int, max_len: int) -> int:
+        """Bytes that `bind` will allocate for `rows` requests of `max_len` tokens."""
+        return 0
+
     def bind(self, engine: "Engine") -> None:
         """Allocate what the method needs for the engine's rows, layers and lengths."""
+        self.engine = engine
 
     @abstractmethod
     def draft(self, batch: "Batch") -> Draft | None:

@@ -9,12 +9,14 @@ from torch import Tensor
 from specbench.config import Queries, Score, Share
 from specbench.engine.batch import Batch, slots_of
 from specbench.engine.forward import ScoreCollector, SparseAttention
+from specbench.engine.random import Purpose, uniform
 from specbench.kernels.paged_attention.reference import Collect
 from specbench.kernels.selection.reference import select
 from specbench.methods.base import Draft, Method, Parameters
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
+    from specbench.engine.model_config import ModelConfig
 
 
 class VegasParameters(Parameters):
@@ -23,7 +25,10 @@ class VegasParameters(Parameters):
     gamma: int = Field(6, ge=0, le=64, description="Draft tokens a step.")
     kept_ratio: float = Field(0.07, gt=0, le=1, description="Share of the prefix that drafts read.")
     min_tokens: int = Field(64, ge=1, description="Fewest entries of the prefix that drafts read.")
-    score: Score = Field("weight", description="Rank by logits (paper) or softmax weights.")
+    score: Score = Field(
+        "weight",
+        description="Rank by softmax weights (the release), logits (the paper), or at random.",
+    )
     queries: Queries = Field("first+last", description="Verify rows whose scores are summed.")
     share: Share = Field("head", description="One set a KV head, or one a layer.")
     sinks: int = Field(0, ge=0, description="First tokens that are always kept.")
@@ -57,14 +62,24 @@ class Vegas(Method):
     parameters_type = VegasParameters
     parameters: VegasParameters
 
+    @property
+    def gamma(self) -> int:
+        """Drafts of one iteration, at most."""
+        return self.parameters.gamma
+
+    def memory_bytes(self, model: "ModelConfig", rows: int, max_len: int) -> int:
+        """Float32 scores of every entry and int64 slots of the selected ones."""
+        sets = self._sets(model)
+        width = int(self._keep(torch.tensor(max_len)))
+        return model.num_layers * rows * sets * (4 * max_len + 8 * width)
+
     def bind(self, engine: "Engine") -> None:
         """Allocate scores `[layers, R, S, L]` and selected slots `[layers, R, S, K]`."""
+        super().bind(engine)
         p, config = self.parameters, engine.config
-        self.engine = engine
-        self.collect = Collect(p.score, p.queries, p.share)
-        sets = config.num_kv_heads if p.share == "head" else 1
+        self.collect = None if p.score == "random" else Collect(p.score, p.queries, p.share)
         self.width = int(self._keep(torch.tensor(engine.max_len)))
-        shape = config.num_layers, engine.batch.rows, sets
+        shape = config.num_layers, engine.batch.rows, self._sets(config)
         self.scores = torch.full((*shape, engine.max_len), -torch.inf, device=engine.device)
         self.selected = torch.full((*shape, self.width), -1, device=engine.device)
         self.ranked = torch.zeros(engine.batch.rows, dtype=torch.int64, device=engine.device)
@@ -102,11 +117,13 @@ class Vegas(Method):
             return None
         ranked = (batch.lengths + 1) * batch.active
         self.ranked.copy_(ranked)
+        if self.collect is None:
+            return None
         return ScoreCollector(self.collect, self.scores, ranked)
 
     def prefill_collector(self, row: int, length: int) -> ScoreCollector | None:
         """Scores of the whole prompt from its last token."""
-        if self.gamma == 0:
+        if self.gamma == 0 or self.collect is None:
             return None
         collect = Collect(self.collect.score, "last", self.collect.share)
         ranked = torch.tensor([length], device=self.ranked.device)
@@ -126,6 +143,8 @@ class Vegas(Method):
 
     def _choose(self, batch: Batch, rows: slice) -> None:
         p, ranked = self.parameters, self.ranked[rows]
+        if self.collect is None:
+            self._score_at_random(batch, rows)
         best = select(
             self.scores[:, rows], ranked, self._keep(ranked), self.width, p.sinks, p.window
         )
@@ -134,6 +153,23 @@ class Vegas(Method):
         slots = torch.where(flat >= 0, slots_of(batch.block_table[rows], flat.clamp(min=0)), -1)
         chosen = slots.view(requests, layers, sets, width).permute(1, 0, 2, 3)
         self.selected[:, rows] = chosen
+
+    def _score_at_random(self, batch: Batch, rows: slice) -> None:
+        """The control: sets of the same size that nothing was learnt for."""
+        layers, requests, sets, length = self.scores[:, rows].shape
+        offset = torch.arange(layers * sets * length, device=self.scores.device)
+        numbers = uniform(
+            self.engine.sampling.seed,
+            batch.request[rows, None],
+            batch.lengths[rows, None],
+            offset,
+            Purpose.SELECT,
+        )
+        shaped = numbers.view(requests, layers, sets, length).transpose(0, 1)
+        self.scores[:, rows] = shaped.to(self.scores.dtype)
+
+    def _sets(self, model: "ModelConfig") -> int:
+        return model.num_kv_heads if self.parameters.share == "head" else 1
 
     def _keep(self, ranked: Tensor) -> Tensor:
         """Entries kept of `ranked` ones, int64 of the same shape."""

@@ -1,11 +1,12 @@
 """Paged attention in plain torch: the truth for the kernels, and the CPU's path."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from specbench.config import Queries, Score, Share
+from specbench.config import Queries, Share
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Collect:
         One number a KV head, or one for all heads of a layer.
     """
 
-    score: Score = "weight"
+    score: Literal["logit", "weight"] = "weight"
     queries: Queries = "first+last"
     share: Share = "head"
 

@@ -1,0 +1,165 @@
+"""What Vegas selects, and from which rows."""
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from specbench.config import build_config
+from specbench.engine.engine import Engine
+from specbench.errors import UsageError
+from specbench.methods.vegas import Vegas
+from tests.support.tiny import GREEDY, autoregressive, decode, prompts, tiny_model, vegas
+
+
+def chosen(method: Vegas, engine: Engine, row: int) -> list[list[set[int]]]:
+    """Selected positions of a row, by layer and set, from the slots."""
+    table = engine.batch.block_table[row].tolist()
+    page = {number: place for place, number in enumerate(table) if number}
+    return [
+        [{page[slot // 16] * 16 + slot % 16 for slot in group if slot >= 0} for group in layer]
+        for layer in method.selected[:, row].tolist()
+    ]
+
+
+def keys_and_queries(engine: Engine, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """Each layer's keys `[n, Hkv, D]` and queries `[n, H, D]` over a whole sequence."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def dense(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen.append((k[0], q[0]))
+        return torch.nn.functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
+        ).transpose(1, 2)
+
+    positions = torch.arange(len(tokens))[None]
+    engine.model(torch.tensor(tokens)[None], positions, dense)
+    return seen
+
+
+def expected(
+    engine: Engine, tokens: list[int], rows: list[int], ranked: int, keep: int, score: str
+) -> list[list[set[int]]]:
+    """The best `keep` of the first `ranked` positions for the given rows, by definition."""
+    sets = []
+    for keys, queries in keys_and_queries(engine, tokens):
+        logits = torch.einsum("qhd,khd->hqk", queries, keys.repeat_interleave(2, 1)) * engine.scale
+        hidden = torch.arange(len(tokens)) > torch.arange(len(tokens))[:, None]
+        if score == "weight":
+            logits = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+        total = logits[:, rows, :ranked].sum(1).unflatten(0, (-1, 2)).sum(1)
+        sets.append([set(head.topk(keep).indices.tolist()) for head in total])
+    return sets
+
+
+@pytest.mark.parametrize("score", ["weight", "logit"])
+def test_the_first_selection_comes_from_the_prompts_last_row(score: str) -> None:
+    engine = Engine(tiny_model(1), rows=2, max_len=120, prefill_chunk=16)
+    method = vegas(score=score, kept_ratio=0.1, min_tokens=2)
+    prompt = prompts(1, [75])[0]
+    engine.use(method, GREEDY)
+    engine.admit(1, 0, prompt, 20)
+    # ceil(0.1 * 75)
+    assert chosen(method, engine, 1) == expected(engine, prompt, [74], 75, 8, score)
+
+
+@pytest.mark.parametrize("score", ["weight", "logit"])
+@pytest.mark.parametrize("queries", ["first+last", "last", "all"])
+def test_verification_ranks_the_prefix_up_to_its_first_row(score: str, queries: str) -> None:
+    engine = Engine(tiny_model(2), rows=1, max_len=120)
+    method = vegas(score=score, queries=queries, kept_ratio=0.1, min_tokens=2, gamma=3)
+    prompt = prompts(2, [60])[0]
+    engine.use(method, GREEDY)
+    first = engine.admit(0, 0, prompt, 30)
+    drafted: list[int] = []
+    draft = method.draft
+
+    def watched(batch: object) -> object:
+        proposal = draft(engine.batch)
+        assert proposal is not None
+        drafted[:] = proposal.tokens[0].tolist()
+        return proposal
+
+    method.draft = watched  # type: ignore[assignment, method-assign]
+    engine.step()
+    chunk = [*prompt, first, *drafted]
+    rows = {"first+last": [60, 63], "last": [63], "all": [60, 61, 62, 63]}[queries]
+    # 61 ranked entries: the prompt and row 0's own token; ceil(0.1 * 61)
+    assert chosen(method, engine, 0) == expected(engine, chunk, rows, 61, 7, score)
+
+
+def test_one_set_a_layer_is_the_best_of_all_heads() -> None:
+    engine = Engine(tiny_model(3), rows=1, max_len=90)
+    method = vegas(share="layer", kept_ratio=0.2, min_tokens=2)
+    prompt = prompts(3, [50])[0]
+    engine.use(method, GREEDY)
+    engine.admit(0, 0, prompt, 10)
+    assert [len(layer) for layer in chosen(method, engine, 0)] == [1, 1]
+    logits = [
+        torch.einsum("hd,khd->hk", q[-1], k.repeat_interleave(2, 1)) * engine.scale
+        for k, q in keys_and_queries(engine, prompt)
+    ]
+    best = [{*layer.softmax(-1).sum(0).topk(10).indices.tolist()} for layer in logits]
+    assert [layer[0] for layer in chosen(method, engine, 0)] == best
+
+
+def test_sinks_and_window_are_always_among_the_kept() -> None:
+    engine = Engine(tiny_model(4), rows=1, max_len=120)
+    method = vegas(sinks=2, window=3, kept_ratio=0.05, min_tokens=8)
+    prompt = prompts(4, [90])[0]
+    engine.use(method, GREEDY)
+    engine.admit(0, 0, prompt, 10)
+    for layer in chosen(method, engine, 0):
+        for head in layer:
+            assert len(head) == 8
+            assert head >= {0, 1, 87, 88, 89}
+
+
+def test_a_random_selection_is_a_control_of_equal_size() -> None:
+    model = tiny_model(5)
+    engine = Engine(model, rows=1, max_len=250)
+    method = vegas(score="random", kept_ratio=0.2, min_tokens=2)
+    prompt = prompts(5, [200])[0]
+    engine.use(method, GREEDY)
+    engine.admit(0, 0, prompt, 30)
+    first = chosen(method, engine, 0)
+    assert all(len(head) == 40 for layer in first for head in layer)
+    assert len({frozenset(head) for layer in first for head in layer}) == 4
+    engine.step()
+    assert chosen(method, engine, 0) != first
+    engine.release_all()
+    base = decode(engine, autoregressive(), [prompt], 30)
+    assert decode(engine, method, [prompt], 30)[0].output_ids == base[0].output_ids
+
+
+@pytest.mark.parametrize(
+    ("ratio", "floor", "length", "kept"),
+    [(0.07, 1, 100, 7), (0.07, 1, 101, 8), (0.1, 64, 100, 64), (0.1, 64, 50, 50), (1.0, 1, 9, 9)],
+)
+def test_how_many_are_kept(ratio: float, floor: int, length: int, kept: int) -> None:
+    method = vegas(kept_ratio=ratio, min_tokens=floor)
+    assert int(method._keep(torch.tensor(length))) == kept
+
+
+def test_gamma_0_is_autoregressive_decoding() -> None:
+    engine = Engine(tiny_model(6), rows=1, max_len=60)
+    prompt = prompts(6, [20])
+    outcome = decode(engine, vegas(gamma=0), prompt, 12)[0]
+    assert outcome.committed == [1] * 11
+    assert outcome.drafted == [0] * 11
+    assert outcome.output_ids == decode(engine, autoregressive(), prompt, 12)[0].output_ids
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(ValidationError, match="exceed min_tokens"):
+        vegas(sinks=4, window=4, min_tokens=7)
+    with pytest.raises(UsageError, match=r"vegas: .*exceed min_tokens"):
+        Vegas.from_config(build_config({"sinks": 60, "window": 60}))
+
+
+def test_the_planned_memory_is_what_is_allocated() -> None:
+    engine = Engine(tiny_model(7), rows=3, max_len=130)
+    for method in (vegas(), vegas(share="layer", kept_ratio=0.5)):
+        method.bind(engine)
+        taken = sum(t.numel() * t.element_size() for t in (method.scores, method.selected))
+        assert method.memory_bytes(engine.config, 3, 130) == taken
