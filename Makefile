@@ -1,7 +1,7 @@
 # `make bench` and `make test` set up what they need first; once set up, both work offline.
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST_ARGS ?=
+PYTEST_ARGS ?= -n auto
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready

@@ -8,6 +8,8 @@ import pytest
 
 # Also for the subprocesses of tests: nothing may wait for a hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tests run side by side: one thread each, or OpenMP's threads wait for each other's cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -55,17 +55,20 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
         `[..., V]`, each row sums to 1. Tokens that tie with the k-th are kept; top-p keeps the
         shortest list of best tokens whose mass reaches `top_p`.
     """
-    # shifted first, so that a tiny temperature overflows towards -inf only
-    scaled = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
+    # below the type's smallest number both would round to 0, and 0 / 0 is no distribution
+    tiny = torch.finfo(logits.dtype).tiny
+    temperature, top_p = max(sampling.temperature, tiny), max(sampling.top_p, tiny)
+    # shifted first, so that a small temperature overflows towards -inf only
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
     if 0 < sampling.top_k < logits.shape[-1]:
         kth = scaled.topk(sampling.top_k, dim=-1).values[..., -1:]
         scaled = scaled.masked_fill(scaled < kth, -torch.inf)
     probs = torch.softmax(scaled, dim=-1)
-    if sampling.top_p < 1:
+    if top_p < 1:
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(-1) - ordered
         # the best token stays even where its own mass exceeds top_p
-        drop = (before >= sampling.top_p).scatter(-1, order, before >= sampling.top_p)
+        drop = (before >= top_p).scatter(-1, order, before >= top_p)
         probs = probs.masked_fill(drop, 0)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs

@@ -40,7 +40,7 @@ def write_gguf(
     """Write `model` as a converter would.
 
     `output` stores the output matrix of a tied model as well, in that type; `metadata` holds
-    further keys under the architecture's prefix.
+    further keys, in which `{family}` is replaced.
     """
     config, family = model.config, model.config.model_type
     writer = GGUFWriter(path, family)
@@ -59,7 +59,7 @@ def write_gguf(
         writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     for key, value in (metadata or {}).items():
         add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
-        add[type(value)](f"{family}.{key}", value)
+        add[type(value)](key.format(family=family), value)
     add_tokenizer(writer, vocabulary or default_vocabulary(config.vocab_size))
 
     tied = config.tie_word_embeddings

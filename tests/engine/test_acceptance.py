@@ -15,6 +15,14 @@ GREEDY = Sampling()
 SEED = 3
 DRAWS = 40_000
 VOCAB = 5
+# either is above the other for several tokens, and every outcome is common
+TARGET = torch.tensor(
+    [[0.30, 0.10, 0.25, 0.05, 0.30], [0.05, 0.35, 0.05, 0.25, 0.30], [0.2, 0.1, 0.3, 0.1, 0.3]],
+    dtype=torch.float64,
+)
+DRAFT = torch.tensor(
+    [[0.10, 0.30, 0.20, 0.30, 0.10], [0.30, 0.15, 0.25, 0.10, 0.20]], dtype=torch.float64
+)
 
 
 def prefer(tokens: list[list[int]], vocab: int = VOCAB) -> Tensor:
@@ -136,8 +144,8 @@ def test_residual_without_mass_is_p(q: list[float]) -> None:
     ],
 )
 def test_what_is_committed_follows_p(sampling: Sampling, allowed: int) -> None:
-    logits = random_logits(1, 2)[0]
-    draft = drafted(random_logits(1, 1, seed=1)[0], sampling, DRAWS)
+    logits = TARGET.log()
+    draft = drafted(DRAFT.log(), sampling, DRAWS)
     p = probabilities(logits, sampling)
     accepted, following = accept(logits.expand(DRAWS, 3, VOCAB), draft, sampling, allowed)
     committed = torch.cat([draft.tokens, following[:, None]], dim=1)
@@ -148,7 +156,7 @@ def test_what_is_committed_follows_p(sampling: Sampling, allowed: int) -> None:
         assert_same_distribution(tokens, p[position])
     if allowed:
         # the probability that a draft stands is the overlap of p and q
-        overlap = torch.minimum(p[0], probabilities(random_logits(1, 1, 1)[0], sampling)[0]).sum()
+        overlap = torch.minimum(p[0], probabilities(DRAFT.log(), sampling)[0]).sum()
         assert abs((accepted > 0).double().mean() - overlap) < 5 * 0.5 / DRAWS**0.5
 
 
@@ -176,10 +184,11 @@ def test_perfect_drafts_stand_as_far_as_they_are_allowed(allowed: int) -> None:
     assert_same_distribution(following, probabilities(logits, sampling)[allowed])
 
 
-def test_an_impossible_draft_never_stands() -> None:
+@pytest.mark.parametrize("q_token", [0.2, 1e-30, 0.0])
+def test_an_impossible_draft_never_stands(q_token: float) -> None:
     sampling = Sampling(1.0, top_k=2, seed=SEED)
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0]]).expand(2000, 2, VOCAB)
-    q = torch.full((2000, 1, VOCAB), 0.2)
+    q = torch.tensor([0.2, 0.2, 0.2, 0.4 - q_token, q_token]).expand(2000, 1, VOCAB)
     accepted, following = accept(logits, Draft(torch.full((2000, 1), 4), q), sampling)
     assert (accepted == 0).all()
     assert (following < 2).all()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Quant
 
-from specbench.engine.gguf_file import gguf_config
+from specbench.engine.gguf_config import gguf_config
 from specbench.engine.loader import LoadedModel, load_model
 from specbench.engine.tokenizer import load_tokenizer
 from specbench.errors import DataError
@@ -60,10 +60,10 @@ def test_qwen3_takes_its_head_dimension_from_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
 def test_rope_scaling_of_the_metadata(kind: str, tmp_path: Path) -> None:
     parameters = {"rope_type": kind, "rope_theta": 5000.0, "factor": 4.0}
-    metadata = {"rope.scaling.type": kind, "rope.scaling.factor": 4.0}
+    metadata = {"{family}.rope.scaling.type": kind, "{family}.rope.scaling.factor": 4.0}
     if kind == "yarn":
         parameters["original_max_position_embeddings"] = 32
-        metadata["rope.scaling.original_context_length"] = 32
+        metadata["{family}.rope.scaling.original_context_length"] = 32
     source = tiny_hf("qwen2", max_position_embeddings=32, rope_parameters=parameters)
     loaded = load(write_gguf(source, tmp_path / "tiny.gguf", metadata=metadata), 96)
     batch = tokens(1, 96)
@@ -131,10 +131,14 @@ def test_tokenizer_comes_from_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"expert_count": 8}, "mixture-of-experts"),
-        ({"attention.sliding_window": 512}, "sliding-window"),
-        ({"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}, "'longrope'"),
-        ({"rope.scaling.attn_factor": 0.5}, "attention factor"),
+        ({"{family}.expert_count": 8}, "mixture-of-experts"),
+        ({"split.count": 3}, "one of 3 parts"),
+        ({"{family}.attention.sliding_window": 512}, "sliding-window"),
+        (
+            {"{family}.rope.scaling.type": "longrope", "{family}.rope.scaling.factor": 2.0},
+            "'longrope'",
+        ),
+        ({"{family}.rope.scaling.attn_factor": 0.5}, "attention factor"),
     ],
 )
 def test_what_the_engine_lacks_is_refused(

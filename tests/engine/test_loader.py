@@ -256,6 +256,11 @@ def test_unreachable_hub(hub_cache: Path) -> None:
         read_model_config("some/model")
 
 
+def test_mistyped_hub_id_gets_the_nearest_known_one(hub_cache: Path) -> None:
+    with pytest.raises(DataError, match="Did you mean 'Qwen/Qwen3-8B'"):
+        read_model_config("Qwen/Qwen3-8")
+
+
 def test_cached_hub_model(hub_cache: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     repository = hub_cache / "models--some--model"

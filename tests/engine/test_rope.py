@@ -8,7 +8,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from specbench.engine.model_config import ModelConfig, from_hf
+from specbench.engine.hf_config import from_hf
+from specbench.engine.model_config import ModelConfig
 from specbench.engine.rope import build_rope, inverse_frequencies
 from specbench.engine.rope_scaling import RopeScaling
 from specbench.errors import DataError, UsageError

@@ -172,9 +172,7 @@ def test_invalid_rows() -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_draw_inverts_the_cumulative_sum(weights: list[int], u: float) -> None:
     threshold = u * sum(weights)
-    expected = next((i for i, c in enumerate(accumulate(weights)) if c > threshold), None)
-    if expected is None:  # the product was rounded up to the sum
-        expected = max(i for i, w in enumerate(weights) if w > 0)
+    expected = next(i for i, c in enumerate(accumulate(weights)) if c > threshold)
     token = int(draw(row(weights), row([u])[0]))
     assert token == expected
     assert weights[token] > 0
@@ -192,6 +190,11 @@ def test_draw_never_gives_an_impossible_token(dtype: torch.dtype, scale: float, 
     tokens = draw(weights, torch.full((8,), u, dtype=torch.float64))
     assert tokens.dtype == torch.int64
     assert (weights.gather(1, tokens[:, None]) > 0).all()
+
+
+def test_draw_where_the_product_rounds_up_to_the_sum() -> None:
+    least = 5e-324
+    assert int(draw(row([0.0, least, 0.0]), row([BELOW_ONE])[0])) == 1
 
 
 def test_draw_from_one_hot() -> None:

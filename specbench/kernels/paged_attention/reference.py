@@ -45,8 +45,8 @@ def write_kv(cache: Tensor, values: Tensor, slots: Tensor) -> None:
     slots : Tensor
         int64 `[R, Q]`, ``page * page_size + offset``; -1 writes nothing that is ever read.
     """
-    flat = cache.view(-1, *cache.shape[2:])
-    flat.index_copy_(0, slots.clamp(min=0).flatten(), values.flatten(0, 1))
+    slots = slots.clamp(min=0)
+    cache[slots // cache.shape[1], slots % cache.shape[1]] = values
 
 
 def read_kv(cache: Tensor, pages: Tensor, length: int) -> Tensor:

@@ -33,7 +33,7 @@ def sparse_attention(
         `[R, 1, H, D]`; zeros for a request whose lists are empty.
     """
     requests, _, heads, dim = q.shape
-    kv_heads = k_cache.shape[2]
+    page_size, kv_heads = k_cache.shape[1:3]
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
     slots = torch.cat(
         [
@@ -44,10 +44,10 @@ def sparse_attention(
     )
     present = slots >= 0
     head = torch.arange(kv_heads, device=q.device)[None, :, None]
-    index = slots.clamp(min=0)
+    page, offset = slots.clamp(min=0) // page_size, slots.clamp(min=0) % page_size
     # [R, Hkv, K + T, D]
-    keys = k_cache.view(-1, kv_heads, dim)[index, head].to(compute)
-    values = v_cache.view(-1, kv_heads, dim)[index, head].to(compute)
+    keys = k_cache[page, offset, head].to(compute)
+    values = v_cache[page, offset, head].to(compute)
     # an absent entry reads memory that nothing may have written: a zero weight times NaN is NaN
     values = values.masked_fill(~present.unsqueeze(-1), 0)
     query = q.view(requests, kv_heads, heads // kv_heads, dim).to(compute)

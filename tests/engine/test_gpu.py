@@ -1,0 +1,34 @@
+"""The engine on a CUDA device: the same tokens as on the CPU, and speculation stays exact."""
+
+import pytest
+import torch
+
+from specbench.engine.engine import Engine
+from specbench.engine.sampling import Sampling
+from tests.support.tiny import autoregressive, decode, prompts, tiny_model, vegas
+
+pytestmark = pytest.mark.gpu
+
+
+def tokens(device: str, method: object, dtype: torch.dtype, sampling: Sampling) -> list[list[int]]:
+    model = tiny_model(9, dtype).to(device)
+    engine = Engine(model, rows=3, max_len=240)
+    outputs = decode(engine, method, prompts(9, [3, 50, 200, 17]), 32, sampling)  # type: ignore[arg-type]
+    engine.cache.check_integrity()
+    return [outputs[i].output_ids for i in range(4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_vegas_equals_autoregressive_decoding(dtype: torch.dtype) -> None:
+    greedy = Sampling()
+    base = tokens("cuda", autoregressive(), dtype, greedy)
+    assert tokens("cuda", vegas(gamma=4), dtype, greedy) == base
+    if dtype is torch.float64:
+        assert tokens("cpu", autoregressive(), dtype, greedy) == base
+
+
+@pytest.mark.parametrize("method", [autoregressive(), vegas(), vegas(score="random")])
+def test_sampled_tokens_are_those_of_the_cpu(method: object) -> None:
+    sampling = Sampling(0.8, 0.95, 20, seed=5)
+    cuda = tokens("cuda", method, torch.float64, sampling)
+    assert cuda == tokens("cpu", method, torch.float64, sampling)
