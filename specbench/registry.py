@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 def unknown(kind: str, name: str, known: list[str]) -> UsageError:
     """The error for a name that is not among `known`, with the nearest one suggested."""
-    near = difflib.get_close_matches(name.lower(), known, n=1)
+    start = [other for other in known if name and other.lower().startswith(name.lower())]
+    near = start or difflib.get_close_matches(name.lower(), known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UsageError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
 

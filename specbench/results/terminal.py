@@ -17,7 +17,7 @@ _STYLES = {"PASSED": "green", "LOSSY": "bold red", None: "yellow"}
 
 
 def print_summary(summary: Summary, console: "Console") -> None:
-    """Print protocol, table, warnings and where the files are."""
+    """Print protocol, table and warnings."""
     for line in protocol_lines(summary.run):
         console.print(line, markup=False, highlight=False)
     if summary.run.config.get("device") == "cpu":

