@@ -64,7 +64,7 @@ def build_workloads(config: RunConfig, model: "ModelConfig", tokenizer: Any) -> 
     return [
         _random_ids(config, model, dataset.name, *limit)
         if tokenizer is None and not dataset.name.startswith("file:")
-        else _build(config, dataset, tokenizer, *limit)
+        else _build(config, model, dataset, tokenizer, *limit)
         for dataset, limit in zip(datasets, limits, strict=True)
     ]
 
@@ -105,7 +105,13 @@ def _limits(
 
 
 def _build(
-    config: RunConfig, dataset: "Dataset", tokenizer: Any, limit: int, new: int, notes: list[str]
+    config: RunConfig,
+    model: "ModelConfig",
+    dataset: "Dataset",
+    tokenizer: Any,
+    limit: int,
+    new: int,
+    notes: list[str],
 ) -> Workload:
     from specbench.datasets.loading import load_items
     from specbench.datasets.prompts import build_prompts
@@ -127,6 +133,7 @@ def _build(
         num_prompts=config.num_prompts,
         chat_template=config.chat_template,
         thinking=config.thinking,
+        vocab_size=model.vocab_size,
     )
     if prompts.note:
         notes = [*notes, prompts.note]

@@ -72,7 +72,7 @@ class FullAttention:
         keys, values = self.cache.layer(layer)
         write_kv(keys, k, self.slots)
         write_kv(values, v, self.slots)
-        out, lse = paged_attention(
+        out = paged_attention(
             q, keys, values, self.block_table, self.kv_lens, self.q_lens, self.scale
         )
         if self.collector is not None:
@@ -84,7 +84,6 @@ class FullAttention:
                     self.kv_lens,
                     self.q_lens,
                     self.collector.ranked,
-                    lse,
                     self.scale,
                     self.collector.collect,
                     self.collector.scores[layer],

@@ -23,7 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "broken.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n')
     (root / "unknown.jsonl").write_text('{"text": "a"}\n')
     (root / "wrong.yaml").write_text("gama: 3\n")
-    (root / "aime.jsonl").write_text('{"id": "a", "problem": "' + "water " * 400 + '", "answer": 1}')
+    problem = "water " * 400
+    (root / "aime.jsonl").write_text(f'{{"id": "a", "problem": "{problem}", "answer": 1}}')
     (root / "busy").mkdir()
     (root / "busy" / "notes.txt").write_text("mine")
     return root

@@ -27,9 +27,7 @@ def prompts(loaded: LoadedModel, name: str, source: str, count: int, context: in
     items = load_items(
         dataset, source, num=count, target_tokens=context, tokenizer=loaded.tokenizer
     ).items
-    built = build_prompts(
-        dataset, items, loaded.tokenizer, context_len=context, num_prompts=count
-    )
+    built = build_prompts(dataset, items, loaded.tokenizer, context_len=context, num_prompts=count)
     assert all(context // 2 < len(p.token_ids) <= context for p in built.prompts)
     return [prompt.token_ids for prompt in built.prompts]
 

@@ -94,7 +94,7 @@ def test_missing_examples() -> None:
         ("plain a<b and c>d", "plain a<b and c>d"),
         ("<p>a\n  b</p>\n\n<p>c</p>", "a b\n\nc"),
         ("<pre>a\n  b</pre>", "a\n  b"),
-        ("<p>x<sub>i</sub>&nbsp;&lt; y</p>", "x_i\xa0< y"),
+        ("<p>x<sub>i</sub>&nbsp;&lt; y</p>", "x_i < y"),
         ("<ol><li>one</li><li>two</li></ol>", "- one\n- two"),
         ("<table><tr><td>1</td><td>2</td></tr><tr><td>3</td></tr></table>", "1 2\n3"),
         ("<p>a</p><script>var x = 1;</script><p>b</p>", "a\n\nb"),

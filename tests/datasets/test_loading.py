@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specbench.datasets import get_dataset
+from specbench.datasets.aime25 import AIME25
 from specbench.datasets.hub import commit_of
 from specbench.datasets.loading import load_items
 from specbench.errors import DataError, UsageError
@@ -172,7 +173,7 @@ def test_folder_without_data(tmp_path: Path) -> None:
 
 
 def test_missing_path_and_mistyped_source() -> None:
-    with pytest.raises(UsageError, match="no file or folder 'nowhere/x.jsonl'"):
+    with pytest.raises(UsageError, match=r"no file or folder 'nowhere/x\.jsonl'"):
         load_items(get_dataset("aime25"), "nowhere/x.jsonl")
     with pytest.raises(UsageError, match="Did you mean 'sample'"):
         load_items(get_dataset("aime25"), "samples")
@@ -187,6 +188,34 @@ def test_revision_needs_the_hub() -> None:
 def test_unreachable_hub_says_how_to_go_on(revision: str | None) -> None:
     with pytest.raises(DataError, match=r"opencompass/AIME2025.*--source PATH.*--source sample"):
         load_items(get_dataset("aime25"), None, revision)
+
+
+@pytest.mark.parametrize("second", [AIME[1], {"question": "x"}])
+def test_hub_loader_reads_every_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: dict[str, Any]
+) -> None:
+    import datasets
+
+    class OnDisk(AIME25):
+        hub_id = str(tmp_path / "repository")
+
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    write_jsonl(folder / "I.jsonl", [AIME[0]])
+    write_jsonl(folder / "II.jsonl", [second])
+    configs = "".join(
+        f"- config_name: AIME2025-{part}\n  data_files:\n  - split: test\n    path: {part}.jsonl\n"
+        for part in ("I", "II")
+    )
+    (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    if "answer" in second:
+        loaded = load_items(OnDisk(), "hub")
+        assert [item.fields["answer"] for item in loaded.items] == ["2", "4"]
+        assert loaded.revision is None
+    else:
+        with pytest.raises(DataError, match="AIME2025-II test row 0: no field 'answer'"):
+            load_items(OnDisk(), "hub")
 
 
 def test_commit_is_read_from_the_download_addresses(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from specbench.config import Queries, Share
 from specbench.kernels.paged_attention.reference import (
     Collect,
     collect_scores,
+    log_sum_exp,
     paged_attention,
     read_kv,
     write_kv,
@@ -51,15 +52,10 @@ def chunk(q_lens: list[int], heads: int, dim: int, dtype: torch.dtype) -> Tensor
 
 
 def attend(q: Tensor, kv: Paged, kv_lens: list[int], q_lens: list[int]) -> tuple[Tensor, Tensor]:
-    return paged_attention(
-        q,
-        kv.k_cache,
-        kv.v_cache,
-        kv.block_table,
-        torch.tensor(kv_lens),
-        torch.tensor(q_lens),
-        SCALE,
-    )
+    """Outputs and their log-sum-exp."""
+    lengths = torch.tensor(kv_lens), torch.tensor(q_lens)
+    out = paged_attention(q, kv.k_cache, kv.v_cache, kv.block_table, *lengths, SCALE)
+    return out, log_sum_exp(q, kv.k_cache, kv.block_table, *lengths, SCALE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -213,8 +209,8 @@ def test_scores_equal_explicit_sums(
     ranked = [1, 9, 4, 0, 59, 64]
     kv = paged(LENGTHS, dtype=dtype)
     q = chunk(q_lens, 2 * group, 8, dtype)
-    _, lse = attend(q, kv, list(LENGTHS), q_lens)
-    scores = torch.full((6, 2 if share == "head" else 1, 110), 5.0, dtype=lse.dtype)
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    scores = torch.full((6, 2 if share == "head" else 1, 110), 5.0, dtype=compute)
     collect_scores(
         q,
         kv.k_cache,
@@ -222,7 +218,6 @@ def test_scores_equal_explicit_sums(
         torch.tensor(LENGTHS),
         torch.tensor(q_lens),
         torch.tensor(ranked),
-        lse,
         SCALE,
         Collect(score, queries, share),
         scores,
@@ -239,16 +234,15 @@ def test_scores_equal_explicit_sums(
         expected = voted.view(2, group, candidates).sum(1)
         if share == "layer":
             expected = expected.sum(0, keepdim=True)
-        assert_close(scores[row, :, :candidates], expected, lse.dtype)
+        assert_close(scores[row, :, :candidates], expected, compute)
         assert (scores[row, :, candidates:] == -torch.inf).all()
 
 
 def test_weights_of_one_row_sum_to_the_heads() -> None:
     kv = paged((63,), dtype=torch.float32)
     q = chunk([3], 6, 8, torch.float32)
-    _, lse = attend(q, kv, [63], [3])
     scores = torch.zeros(1, 2, 63)
     collect = Collect("weight", "last", "head")
     lens, rows = torch.tensor([63]), torch.tensor([3])
-    collect_scores(q, kv.k_cache, kv.block_table, lens, rows, lens, lse, SCALE, collect, scores)
+    collect_scores(q, kv.k_cache, kv.block_table, lens, rows, lens, SCALE, collect, scores)
     torch.testing.assert_close(scores.sum(-1), torch.full((1, 2), 3.0))

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from tests.support.tiny import tiny_model
 
-WORDS = (
-    "the report says that water costs rose in every county and the council will vote on it "
-    "system user assistant what is of a to for by with from summary question answer"
-).split()
+SENTENCES = """
+the report says that water costs rose in every county and the council will vote on it
+system user assistant what is of a to for by with from summary question answer
+"""
+WORDS = SENTENCES.split()
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|> {{ m.content }} <|end|> {% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"

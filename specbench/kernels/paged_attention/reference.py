@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.config import Queries, Share
@@ -64,7 +65,7 @@ def paged_attention(
     kv_lens: Tensor,
     q_lens: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """Causal attention of each request's last rows over its whole paged KV.
 
     Parameters
@@ -82,32 +83,52 @@ def paged_attention(
 
     Returns
     -------
-    out : Tensor
+    Tensor
         `[R, Q, H, D]`.
-    lse : Tensor
-        `[R, Q, H]`, log-sum-exp of the scaled logits; -inf on padding.
     """
-    _, _, heads, _ = q.shape
-    kv_heads = k_cache.shape[2]
     out = torch.zeros_like(q)
-    lse = q.new_full(q.shape[:3], -torch.inf, dtype=_compute_type(q))
+    compute = _compute_type(q)
     for r, (length, rows) in enumerate(zip(kv_lens.tolist(), q_lens.tolist(), strict=True)):
         if rows == 0:
             continue
-        keys = read_kv(k_cache, block_table[r], length).to(lse.dtype)
-        values = read_kv(v_cache, block_table[r], length).to(lse.dtype)
-        query = _by_kv_head(q[r, :rows], kv_heads).to(lse.dtype)
-        logits = torch.matmul(query, keys.permute(1, 2, 0)).mul_(scale)
-        if rows > 1:
-            column = torch.arange(length, device=q.device)
-            row = torch.arange(rows, device=q.device)[:, None] + (length - rows)
-            causal = (column > row).repeat(heads // kv_heads, 1)
-            logits.masked_fill_(causal, -torch.inf)
-        norm = logits.logsumexp(-1, keepdim=True)
-        attended = torch.matmul(logits.sub_(norm).exp_(), values.transpose(0, 1))
-        out[r, :rows] = _by_row(attended, rows).to(q.dtype)
-        lse[r, :rows] = _by_row(norm, rows).squeeze(-1)
-    return out, lse
+        # heads first: [1, Hkv, length, D]
+        keys = read_kv(k_cache, block_table[r], length).to(compute).transpose(0, 1)[None]
+        values = read_kv(v_cache, block_table[r], length).to(compute).transpose(0, 1)[None]
+        attended = F.scaled_dot_product_attention(
+            q[r, :rows].to(compute).transpose(0, 1)[None],
+            keys,
+            values,
+            attn_mask=_visible(rows, length, q.device) if 1 < rows < length else None,
+            is_causal=rows == length,
+            scale=scale,
+            enable_gqa=True,
+        )
+        out[r, :rows] = attended[0].transpose(0, 1).to(q.dtype)
+    return out
+
+
+def log_sum_exp(
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: Tensor,
+    kv_lens: Tensor,
+    q_lens: Tensor,
+    scale: float,
+) -> Tensor:
+    """Log-sum-exp of the scaled logits of `paged_attention`: what merges partial attention.
+
+    Returns
+    -------
+    Tensor
+        float32 (float64 for float64 queries) `[R, Q, H]`; -inf on padding.
+    """
+    lse = q.new_full(q.shape[:3], -torch.inf, dtype=_compute_type(q))
+    for r, (length, rows) in enumerate(zip(kv_lens.tolist(), q_lens.tolist(), strict=True)):
+        if rows:
+            keys = read_kv(k_cache, block_table[r], length)
+            logits = _logits(q[r, :rows], keys, _visible(rows, length, q.device), scale)
+            lse[r, :rows] = logits.logsumexp(-1).flatten(0, 1).T
+    return lse
 
 
 def collect_scores(
@@ -117,7 +138,6 @@ def collect_scores(
     kv_lens: Tensor,
     q_lens: Tensor,
     ranked: Tensor,
-    lse: Tensor,
     scale: float,
     collect: Collect,
     scores: Tensor,
@@ -130,46 +150,46 @@ def collect_scores(
         As for `paged_attention`.
     ranked : Tensor
         `[R]`, how many entries of each request are candidates; none of them is masked for any row.
-    lse : Tensor
-        `[R, Q, H]` from `paged_attention`.
     collect : Collect
-        What is summed.
+        What is summed. Logits are summed without `scale`, which changes no order.
     scores : Tensor
         `[R, S, L]`, written: S is Hkv, or 1 where heads share a set. Entries at or past
         ``ranked[r]`` become -inf; a request without rows is left as it was.
     """
     kv_heads = k_cache.shape[2]
-    for r, (rows, length) in enumerate(zip(q_lens.tolist(), ranked.tolist(), strict=True)):
+    lengths = zip(kv_lens.tolist(), q_lens.tolist(), ranked.tolist(), strict=True)
+    for r, (length, rows, candidates) in enumerate(lengths):
         if rows == 0:
             continue
         chosen = collect.rows(rows)
-        keys = read_kv(k_cache, block_table[r], length).to(lse.dtype)
-        query = _by_kv_head(q[r, chosen], kv_heads).to(lse.dtype)
+        keys = read_kv(k_cache, block_table[r], length)
         if collect.score == "logit":
             # the sum over rows and heads of a group is linear: one summed query gives it
-            total = torch.matmul(query.sum(1, keepdim=True), keys.permute(1, 2, 0)).squeeze(1)
+            query = q[r, chosen].to(_compute_type(q)).sum(0).unflatten(0, (kv_heads, -1)).sum(1)
+            total = torch.einsum("hd,nhd->hn", query, keys[:candidates].to(query.dtype))
         else:
-            logits = torch.matmul(query, keys.permute(1, 2, 0)).mul_(scale)
-            norm = _by_kv_head(lse[r, chosen].unsqueeze(-1), kv_heads)
-            total = logits.sub_(norm).exp_().sum(1)
+            visible = _visible(rows, length, q.device)[chosen]
+            weights = _logits(q[r, chosen], keys, visible, scale).softmax(-1)
+            total = weights[..., :candidates].sum((1, 2))
         if collect.share == "layer":
             total = total.sum(0, keepdim=True)
-        scores[r, :, :length] = total.to(scores.dtype)
-        scores[r, :, length:] = -torch.inf
+        scores[r, :, :candidates] = total.to(scores.dtype)
+        scores[r, :, candidates:] = -torch.inf
+
+
+def _logits(rows: Tensor, keys: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """Scaled logits `[Hkv, G, m, n]` of rows `[m, H, D]` and keys `[n, Hkv, D]`."""
+    compute = _compute_type(rows)
+    query = rows.to(compute).unflatten(1, (keys.shape[1], -1)).permute(1, 2, 0, 3)
+    logits = torch.matmul(query, keys.to(compute).permute(1, 2, 0).unsqueeze(1)) * scale
+    return logits.masked_fill_(~visible, -torch.inf)
+
+
+def _visible(rows: int, length: int, device: torch.device) -> Tensor:
+    """Which of `length` columns the last `rows` rows see, `[rows, length]`."""
+    row = torch.arange(rows, device=device)[:, None] + (length - rows)
+    return torch.arange(length, device=device) <= row
 
 
 def _compute_type(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
-
-
-def _by_kv_head(rows: Tensor, kv_heads: int) -> Tensor:
-    """`[m, H, D]` to `[Hkv, G * m, D]`: the query heads of a group beside each other."""
-    m, heads, dim = rows.shape
-    grouped = rows.view(m, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)
-    return grouped.reshape(kv_heads, -1, dim)
-
-
-def _by_row(grouped: Tensor, m: int) -> Tensor:
-    """`[Hkv, G * m, D]` back to `[m, H, D]`."""
-    kv_heads, packed, dim = grouped.shape
-    return grouped.view(kv_heads, packed // m, m, dim).permute(2, 0, 1, 3).flatten(1, 2)
