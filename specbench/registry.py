@@ -1,7 +1,7 @@
 """One small generic registry: names to objects, imported on first use."""
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
@@ -11,11 +11,23 @@ from specbench.errors import UsageError
 T = TypeVar("T")
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that `name` begins or resembles most, if any; case does not matter."""
+    by_lower = {other.lower(): other for other in known}
+    wanted = name.lower()
+    found = [other for other in by_lower if wanted and other.startswith(wanted)]
+    found += difflib.get_close_matches(wanted, by_lower, n=1)
+    return by_lower[found[0]] if found else None
+
+
+def suggestion(name: str | None) -> str:
+    """The sentence that offers what `nearest` found, with a space before it, or nothing."""
+    return f" Did you mean {name!r}?" if name else ""
+
+
 def unknown(kind: str, name: str, known: list[str]) -> UsageError:
     """The error for a name that is not among `known`, with the nearest one suggested."""
-    start = [other for other in known if name and other.lower().startswith(name.lower())]
-    near = start or difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = suggestion(nearest(name, known))
     return UsageError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
 
 

@@ -1,6 +1,5 @@
 """Items of a dataset from the hub, a local file or folder, or the built-in sample."""
 
-import difflib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from specbench.datasets.base import Dataset, Item
 from specbench.datasets.prompt_file import PromptFile
 from specbench.errors import DataError, UsageError
+from specbench.registry import nearest, suggestion
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 _METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "state.json")
@@ -120,8 +120,8 @@ def _from_path(dataset: Dataset, path: Path) -> Loaded:
     elif path.is_file():
         files = [path]
     else:
-        near = difflib.get_close_matches(str(path).lower(), ("hub", "sample"), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else " A source is hub, sample or a path."
+        near = nearest(str(path), ("hub", "sample"))
+        hint = suggestion(near) or " A source is hub, sample or a path."
         raise UsageError(f"dataset {dataset.name}: no file or folder {str(path)!r}.{hint}")
     items = _normalise(dataset, (row for file in files for row in read_rows(file)))
     if not items:

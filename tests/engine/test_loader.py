@@ -218,11 +218,11 @@ def test_unknown_models(spec: str, message: str) -> None:
 
 
 def test_mistyped_paths_get_the_nearest_neighbour(folder: Path) -> None:
-    with pytest.raises(UsageError, match=rf"Did you mean {folder}\?"):
+    with pytest.raises(UsageError, match=rf"Did you mean '{folder}'\?"):
         locate(str(folder) + "x/")
     file = folder.parent / "model-Q4.gguf"
     file.touch()
-    with pytest.raises(UsageError, match=rf"Did you mean {file}\?"):
+    with pytest.raises(UsageError, match=rf"Did you mean '{file}'\?"):
         locate(str(file.with_name("model-q4.gguf")))
 
 

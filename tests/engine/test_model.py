@@ -167,7 +167,6 @@ def real_text(data_folder: Path) -> str:
         return json.loads(next(rows))["report"]
 
 
-@pytest.mark.slow
 def test_smollm2_on_real_tokens(smollm2: Path, real_text: str) -> None:
     loaded = load_model(str(smollm2), device="cpu", dtype=torch.float32, max_len=1024)
     assert loaded.tokenizer is not None

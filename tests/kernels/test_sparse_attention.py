@@ -104,7 +104,7 @@ def test_every_entry_selected_is_full_attention(sets: int) -> None:
         q, kv.k_cache, kv.v_cache, slots[:60].expand(1, sets, -1), slots[None, 60:], SCALE
     )
     one = torch.tensor([1])
-    full, _ = paged_attention(
+    full = paged_attention(
         q, kv.k_cache, kv.v_cache, kv.block_table, torch.tensor([63]), one, SCALE
     )
     assert_close(out, full, torch.float64)

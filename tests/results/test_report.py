@@ -260,7 +260,11 @@ def test_what_a_reader_must_know_is_said(tmp_path: Path) -> None:
     dataset = run.datasets[0]
     cut = dataset.prompts[1].model_copy(update={"truncated": True, "original_tokens": 900})
     dataset = dataset.model_copy(
-        update={"prompts": [dataset.prompts[0], cut], "skipped": {"too long": 3, "empty": 0}}
+        update={
+            "source": "hub:example",
+            "prompts": [dataset.prompts[0], cut],
+            "skipped": {"too long": 3, "empty": 0},
+        }
     )
     config = run.config | {"ignore_eos": True}
     run = run.model_copy(update={"datasets": [dataset], "config": config})
