@@ -64,10 +64,13 @@ class _Running:
     committed: list[int] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
-    phases: list[list[float]] = field(default_factory=lambda: [[] for _ in PHASES])
+    splits: list[list[float] | None] = field(default_factory=list)
 
     def finish(self, reason: Literal["eos", "length"], segment: int) -> Generated:
-        draft, verify, selection, sampling = self.phases
+        known = [split for split in self.splits if split is not None]
+        unknown = len(known) < len(self.splits)
+        parts = [None if unknown else [split[i] for split in known] for i in range(len(PHASES))]
+        draft, verify, selection, sampling = parts
         steps = StepTimes(
             step_s=self.step_s,
             draft_s=draft,
@@ -167,7 +170,7 @@ def _step(
     result = engine.step()
     step_s = time.perf_counter() - began
     rows = len(running)
-    split = [engine.phases.seconds[phase] for phase in PHASES]
+    split = engine.phases.split()
     for row, state in list(running.items()):
         if result.invalid[row]:
             request = state.request
@@ -182,8 +185,7 @@ def _step(
         state.committed.append(len(tokens))
         state.step_s.append(step_s)
         state.running.append(rows)
-        for column, seconds in zip(state.phases, split, strict=True):
-            column.append(seconds)
+        state.splits.append(split)
         progress.decoded(len(tokens))
         if result.ended[row]:
             engine.release(row)

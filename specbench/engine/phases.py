@@ -14,13 +14,17 @@ class Phases:
 
     A part that runs inside another (score collection inside the verification's attention) is
     counted once, as its own. On a device that works asynchronously the timers would measure
-    launches, so there they stay at zero and a profiler trace is needed.
+    launches: there they are disabled, and a profiler trace is needed.
     """
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
         self.seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._inner = 0.0
+
+    def split(self) -> list[float] | None:
+        """Seconds of each of `PHASES` in this iteration; None where the timers are disabled."""
+        return [self.seconds[phase] for phase in PHASES] if self.enabled else None
 
     def reset(self) -> None:
         """Start a new iteration."""

@@ -138,47 +138,54 @@ class TimeSplit(Metric):
     )
 
     def compute(self, cell: Cell, group: Group) -> Row:
-        count, split = _split(cell)
+        count, total, split = _split(cell)
         if not count:
             return {}
-        total = split["step"]
-        row: Row = {f"{part}_ms": 1e3 * split[part] / count for part in PARTS}
-        row |= {"iterations": round(count, 3), "iteration_ms": 1e3 * total / count}
-        row["overhead_source"] = "timers (CPU)"
-        if cell.speculative and total > 0:
-            row["selection_percent"] = 100 * split["selection"] / total
+        row: Row = {"iterations": round(count, 3), "iteration_ms": 1e3 * total / count}
+        if cell.speculative:
             row["break_even_al"] = self._break_even(total / count, group)
+        if split is not None:
+            row |= {f"{part}_ms": 1e3 * split[part] / count for part in PARTS}
+            row["overhead_source"] = "timers (CPU)"
+            if cell.speculative and total > 0:
+                row["selection_percent"] = 100 * split["selection"] / total
         return row
 
     def _break_even(self, iteration: float, group: Group) -> float | None:
         base = group.autoregressive
         if base is None or not base.measured:
             return None
-        count, split = _split(base)
-        return iteration / (split["step"] / count) if count and split["step"] > 0 else None
+        count, total, _ = _split(base)
+        return iteration / (total / count) if count and total > 0 else None
 
 
 def _steps(cell: Cell) -> list[Step]:
     return [step for record in cell.healthy for step in steps_of(record)]
 
 
-def _split(cell: Cell) -> tuple[float, dict[str, float]]:
-    """Full iterations and the seconds of their parts; a request bears 1/running of each."""
-    totals = dict.fromkeys(("step", *PARTS), 0.0)
-    count = 0.0
+def _split(cell: Cell) -> tuple[float, float, dict[str, float] | None]:
+    """Full iterations, their seconds, and those of their parts where these are known.
+
+    A request bears 1/running of each.
+    """
+    parts = dict.fromkeys(PARTS, 0.0)
+    count = total = 0.0
+    known = True
     for record in cell.healthy:
         steps = record.times.steps
         for i, running in enumerate(steps.running):
             if running != cell.full_batch:
                 continue
             count += 1 / running
-            parts = (steps.draft_s, steps.verify_s, steps.selection_s, steps.sampling_s)
-            known = [part[i] / running for part in parts]
             whole = steps.step_s[i] / running
-            for name, value in zip(PARTS, [*known, whole - sum(known)], strict=True):
-                totals[name] += value
-            totals["step"] += whole
-    return count, totals
+            total += whole
+            if steps.parts is None:
+                known = False
+                continue
+            spent = [part[i] / running for part in steps.parts]
+            for name, value in zip(PARTS, [*spent, whole - sum(spent)], strict=True):
+                parts[name] += value
+    return count, total, parts if known else None
 
 
 ACCEPTANCE: tuple[Metric, ...] = (

@@ -34,15 +34,21 @@ class StepTimes(Record):
     """Seconds of each decode step of one request, and their split.
 
     Every list has one entry a step. A step belongs to the whole batch, so each request that ran in
-    it carries the same seconds. On the CPU the split comes from timers; `other_s` is the remainder.
+    it carries the same seconds. On the CPU the split comes from timers; elsewhere it is unknown.
     """
 
     step_s: list[float]
-    draft_s: list[float]
-    verify_s: list[float]
-    selection_s: list[float]
-    sampling_s: list[float]
+    draft_s: list[float] | None
+    verify_s: list[float] | None
+    selection_s: list[float] | None
+    sampling_s: list[float] | None
     running: list[int] = Field(description="requests that decoded in this step")
+
+    @property
+    def parts(self) -> tuple[list[float], ...] | None:
+        """Draft, verify, selection and sampling seconds; None where the split is unknown."""
+        known = (self.draft_s, self.verify_s, self.selection_s, self.sampling_s)
+        return None if None in known else tuple(part for part in known if part is not None)
 
 
 class RequestTimes(Record):

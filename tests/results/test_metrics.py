@@ -474,3 +474,17 @@ def test_the_overhead_table_needs_a_full_batch() -> None:
     assert isinstance(group, Group)
     row = OVERHEAD[0].row(group.cells[0], group)
     assert set(row.values()) == {None}
+
+
+def test_an_unknown_split_is_null_and_the_iteration_is_known() -> None:
+    """A GPU's steps come without timers: no part may read 0."""
+    requests = [
+        make_request(AR, 0, [1, 1], step_s=0.05, split=None, running=1),
+        make_request("vegas", 0, [2, 2], drafted=[2, 2], split=None, running=1),
+    ]
+    row = rows_of(make_run(prompts=1, repeats=1), requests)["vegas"]
+    assert row["iteration_ms"] == pytest.approx(100)
+    assert row["break_even_al"] == pytest.approx(2)
+    unknown = ["draft_ms", "verify_ms", "selection_ms", "sampling_ms", "other_ms"]
+    for name in (*unknown, "selection_percent", "overhead_source"):
+        assert row[name] is None

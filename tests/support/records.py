@@ -92,7 +92,7 @@ def make_request(
     ttft_s: float = 0.5,
     e2e_s: float | None = None,
     queue_s: float = 0.0,
-    split: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
+    split: tuple[float, float, float, float] | None = (0.0, 0.0, 0.0, 0.0),
     repeat: int = 0,
     dataset: str = "govreport",
     degenerate: bool = False,
@@ -102,7 +102,9 @@ def make_request(
     """A request that committed `committed` tokens in each step after the first token."""
     steps = len(committed)
     seconds = step_s if isinstance(step_s, list) else [step_s] * steps
-    draft, verify, selection, sampling = ([part] * steps for part in split)
+    draft, verify, selection, sampling = (
+        (None,) * 4 if split is None else ([part] * steps for part in split)
+    )
     return RequestRecord(
         arm=arm,
         dataset=dataset,
