@@ -10,12 +10,13 @@ PIP := $(BIN)/python -m pip
 BENCH_ENV := $(if $(shell command -v nvidia-smi),,HF_HUB_OFFLINE=1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench test lint format typecheck check clean
+.PHONY: help setup bench test lint format typecheck check results-cpu clean
 
 help:
 	@echo "make bench      set up, then compare Vegas with autoregressive decoding (minutes on a CPU)"
 	@echo "make test       set up, then run every test that this machine can run"
 	@echo "make check      lint, typecheck and test, as CI does"
+	@echo "make results-cpu  measure results/cpu anew (needs SPECBENCH_DATA)"
 	@echo "make setup | lint | format | typecheck | clean"
 
 setup: $(STAMP)
@@ -46,6 +47,18 @@ typecheck: $(STAMP)
 	$(BIN)/mypy
 
 check: lint typecheck test
+
+# The figures of README.md and docs/methodology.md that a CPU can give; half an hour on two cores.
+AL_RUN = $(BIN)/specbench run --method vegas --dataset govreport \
+	--source $(SPECBENCH_DATA)/govreport.jsonl --context-len 2048 --kept-ratio 0.1 \
+	--min-tokens 16 --num-prompts 8 --max-new-tokens 64 --repeats 1
+
+results-cpu: $(STAMP)
+	$(BIN)/specbench run --method vegas --dataset longbench-v2 --output results/cpu/default
+	$(AL_RUN) --score weight --output results/cpu/al-weight
+	$(AL_RUN) --score logit --output results/cpu/al-logit
+	$(AL_RUN) --queries last --output results/cpu/al-last-row
+	$(AL_RUN) --score random --output results/cpu/al-random
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
