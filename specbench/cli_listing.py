@@ -1,9 +1,13 @@
 """What `specbench ls` and `specbench doctor` print."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from specbench.bench.doctor import State, abilities, diagnose
 from specbench.registry import unknown
+
+if TYPE_CHECKING:
+    from specbench.methods.base import Parameters
 
 Row = tuple[str, ...]
 
@@ -31,11 +35,20 @@ def listing(kind: str | None = None) -> str:
 
 
 def method_rows() -> list[Row]:
-    """Name, summary and paper of each method."""
+    """Name, summary, paper, and settings with their defaults of each method."""
     from specbench.methods import METHODS
 
     found = ((name, METHODS.get(name)) for name in METHODS)
-    return [(name, method.summary, method.paper or "") for name, method in found]
+    return [
+        (name, method.summary, method.paper or "", settings(method.parameters_type))
+        for name, method in found
+    ]
+
+
+def settings(parameters: "type[Parameters]") -> str:
+    """The settings as the command line spells them, with their defaults."""
+    fields = parameters.model_fields.items()
+    return " ".join(f"--{name.replace('_', '-')} {field.default}" for name, field in fields)
 
 
 def dataset_rows() -> list[Row]:
