@@ -10,11 +10,12 @@ PIP := $(BIN)/python -m pip
 BENCH_ENV := $(if $(shell command -v nvidia-smi),,HF_HUB_OFFLINE=1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench test lint format typecheck check results-cpu clean
+.PHONY: help setup bench test test-slow lint format typecheck check results-cpu clean
 
 help:
 	@echo "make bench      set up, then compare Vegas with autoregressive decoding (minutes on a CPU)"
 	@echo "make test       set up, then run every test that this machine can run"
+	@echo "make test-slow  the tests that take minutes: real weights at length, speed"
 	@echo "make check      lint, typecheck and test, as CI does"
 	@echo "make results-cpu  measure results/cpu anew (needs SPECBENCH_DATA)"
 	@echo "make setup | lint | format | typecheck | clean"
@@ -35,6 +36,10 @@ bench: $(STAMP)
 test: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# Real weights on twenty prompts of 2,048 tokens, and the comparison with transformers: half an hour.
+test-slow: $(STAMP)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m slow --slow -s
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,6 +59,8 @@ AL_RUN = $(BIN)/specbench run --method vegas --dataset govreport \
 	--min-tokens 16 --num-prompts 8 --max-new-tokens 64 --repeats 1
 
 results-cpu: $(STAMP)
+	test -f "$(SPECBENCH_DATA)/govreport.jsonl" # SPECBENCH_DATA names the folder of real input files
+	rm -rf results/cpu
 	$(BIN)/specbench run --method vegas --dataset longbench-v2 --output results/cpu/default
 	$(AL_RUN) --score weight --output results/cpu/al-weight
 	$(AL_RUN) --score logit --output results/cpu/al-logit

@@ -121,6 +121,8 @@ def build_config(values: dict[str, Any], file: Path | None = None) -> RunConfig:
     for key in ("method", "dataset"):
         if isinstance(merged.get(key), str):
             merged[key] = (merged[key],)
+        if isinstance(merged.get(key), list | tuple):
+            merged[key] = tuple(dict.fromkeys(merged[key]))
     try:
         return RunConfig(**merged)
     except ValidationError as error:

@@ -37,8 +37,7 @@ def build_arms(config: RunConfig) -> list[Arm]:
     Raises
     ------
     UsageError
-        An unknown method, a setting that no chosen method has or that is out of range, or a
-        method that cannot do what the run asks.
+        An unknown method, or a setting that no chosen method has or that is out of range.
     """
     names = METHODS.names() if "all" in config.method else list(config.method)
     if config.baseline and AUTOREGRESSIVE not in names:
@@ -50,13 +49,11 @@ def build_arms(config: RunConfig) -> list[Arm]:
             raise UsageError(
                 f"--{name.replace('_', '-')} is no setting of {', '.join(names)}; leave it out"
             )
-    arms = [Arm(method.name, method.from_config(config)) for method in types]
-    for arm in arms:
-        _check_capabilities(arm, config)
-    return arms
+    return [Arm(method.name, method.from_config(config)) for method in types]
 
 
-def _check_capabilities(arm: Arm, config: RunConfig) -> None:
+def check_capabilities(arm: Arm, config: RunConfig) -> None:
+    """Refuse an arm that cannot do what the resolved `config` asks."""
     able = arm.method.capabilities
     if config.temperature > 0 and not able.sampling:
         raise UsageError(f"{arm.name} decodes greedily only: use --temperature 0")

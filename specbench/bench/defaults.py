@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 CPU_CONTEXT, CPU_NEW_TOKENS, CPU_PROMPTS, CPU_BATCH = 1024, 32, 2, 1
 CUDA_CONTEXT, CUDA_PROMPTS = 100_000, 64
+YARN = "yarn:4"
 
 
 def resolve_machine(config: RunConfig) -> tuple[RunConfig, list[str]]:
@@ -72,7 +73,8 @@ def context_limit(
         The context that the user asked for, with the new tokens, is beyond the model's.
     """
     if config.context_len is not None:
-        model.check_context(config.context_len + new_tokens)
+        able = model.with_rope_scaling(YARN) if may_extend(config, model) else model
+        able.check_context(config.context_len + new_tokens)
         return config.context_len, None
     default = CUDA_CONTEXT if config.device == "cuda" else CPU_CONTEXT
     limit = min(default, dataset.default_context_len or default)

@@ -3,23 +3,29 @@
 Two tiers. In float32 on the CPU a method's output must equal the autoregressive arm's, token by
 token. In half precision the shape of a forward changes the rounding, so there each token is judged
 by feeding the output to the target (teacher forcing): its logit may lie below the maximum by no
-more than what the autoregressive arm's own tokens show under the same forcing, which is a control
-at another shape.
+more than twice what the autoregressive arm's own tokens show under the same forcing, which is a
+control at another shape. The threshold has a floor, since a control of a few tokens may show
+nothing by luck, and a ceiling, since a broken control must not excuse anything: both in units of
+the dtype's rounding of the largest logit.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
+import torch
+
 from specbench.bench.arms import Arm
 from specbench.bench.workload import Workload
 from specbench.config import RunConfig
 from specbench.engine.engine import Engine
+from specbench.engine.generate import Request
 from specbench.results.cells import AUTOREGRESSIVE
 from specbench.results.records import LosslessRecord, RequestRecord
 from specbench.results.store import RunStore, record_key
 
 CONTROL_FACTOR = 2.0
+FLOOR_ULPS, CEILING_ULPS = 4.0, 32.0
 SAMPLED = (
     "temperature above 0: outputs are random, and the distribution is tested, not the run "
     "(docs/methodology.md)"
@@ -37,14 +43,17 @@ class Margins:
         Distance of the token's logit from the maximum; 0 for the arg-max.
     top2 : list of float
         Distance of the two best logits.
+    largest : float
+        The largest absolute logit among the maxima, which sets the size of rounding.
     """
 
     below: list[float]
     top2: list[float]
+    largest: float
 
 
 class Judge:
-    """Judges the first repeat of every lossless arm and appends the verdicts."""
+    """Judges every repeat of every lossless arm and appends the verdicts."""
 
     def __init__(self, config: RunConfig, engine: Engine, store: RunStore) -> None:
         self.config = config
@@ -60,26 +69,27 @@ class Judge:
             for arm in arms:
                 if arm.name == AUTOREGRESSIVE or not arm.method.lossless:
                     continue
-                for record in self._judge(arm, workload):
-                    if record_key(record) not in known:
-                        self.store.append_lossless(record)
+                for repeat in range(self.config.repeats):
+                    for record in self._judge(arm, workload, repeat):
+                        if record_key(record) not in known:
+                            self.store.append_lossless(record)
 
-    def _judge(self, arm: Arm, workload: Workload) -> Iterator[LosslessRecord]:
+    def _judge(self, arm: Arm, workload: Workload, repeat: int) -> Iterator[LosslessRecord]:
         dataset = workload.info.name
         pairs = []
         for request in workload.requests:
-            ours = self._outputs.get((arm.name, dataset, 0, request.index))
-            base = self._outputs.get((AUTOREGRESSIVE, dataset, 0, request.index))
+            ours = self._outputs.get((arm.name, dataset, repeat, request.index))
+            base = self._outputs.get((AUTOREGRESSIVE, dataset, repeat, request.index))
             if ours is None:
                 continue
             reason = SAMPLED if self.config.temperature > 0 else NO_BASELINE if not base else None
             if reason is not None or base is None:
                 yield _unchecked(ours, reason or NO_BASELINE)
             else:
-                pairs.append((request.token_ids, ours, base))
+                pairs.append((request, ours, base))
         if self.exact:
-            for prompt, ours, base in pairs:
-                yield self._exact(prompt, ours, base)
+            for request, ours, base in pairs:
+                yield self._exact(request.token_ids, ours, base)
         else:
             yield from self._teacher_forced(pairs)
 
@@ -89,6 +99,7 @@ class Judge:
         return LosslessRecord(
             arm=ours.arm,
             dataset=ours.dataset,
+            repeat=ours.repeat,
             index=ours.index,
             tier="exact",
             lossless=at is None,
@@ -98,27 +109,42 @@ class Judge:
         )
 
     def _teacher_forced(
-        self, pairs: list[tuple[list[int], RequestRecord, RequestRecord]]
+        self, pairs: list[tuple[Request, RequestRecord, RequestRecord]]
     ) -> Iterator[LosslessRecord]:
-        control = [self._force(prompt, base.output_ids) for prompt, _, base in pairs]
-        noise = max((max(margins.below) for margins in control), default=0.0)
-        threshold = CONTROL_FACTOR * noise
-        for (prompt, ours, base), base_margins in zip(pairs, control, strict=True):
+        control = [self._force(request.token_ids, base.output_ids) for request, _, base in pairs]
+        threshold = self._threshold(control)
+        for (request, ours, base), base_margins in zip(pairs, control, strict=True):
             at = first_divergence(ours.output_ids, base.output_ids)
-            margins = base_margins if at is None else self._force(prompt, ours.output_ids)
+            margins = base_margins
+            if at is not None:
+                margins = self._force(request.token_ids, ours.output_ids)
             worst = max(margins.below)
             yield LosslessRecord(
                 arm=ours.arm,
                 dataset=ours.dataset,
+                repeat=ours.repeat,
                 index=ours.index,
                 tier="teacher-forced",
-                lossless=worst <= threshold,
+                lossless=worst <= threshold and self._complete(request, ours.output_ids),
                 identical=at is None,
                 first_divergence=at,
                 top2_margin=None if at is None else margins.top2[min(at, len(margins.top2) - 1)],
                 worst_margin=worst,
                 threshold=threshold,
             )
+
+    def _threshold(self, control: list[Margins]) -> float:
+        noise = max((max(margins.below) for margins in control), default=0.0)
+        largest = max((margins.largest for margins in control), default=0.0)
+        ulp = largest * torch.finfo(self.engine.dtype).eps
+        return min(max(CONTROL_FACTOR * noise, FLOOR_ULPS * ulp), CEILING_ULPS * ulp)
+
+    def _complete(self, request: Request, output: list[int]) -> bool:
+        """Whether an output ends where it must: at its first EOS or at the length limit."""
+        ends = [place for place, token in enumerate(output) if self.engine.is_eos(token)]
+        if ends:
+            return ends[0] == len(output) - 1
+        return len(output) == request.max_new_tokens
 
     def _force(self, prompt: list[int], output: list[int]) -> Margins:
         return teacher_force(self.engine, prompt, output)
@@ -128,12 +154,14 @@ def teacher_force(engine: Engine, prompt: list[int], output: list[int]) -> Margi
     """What the target says of `output` after `prompt`, in one pass over both."""
     below: list[float] = []
     top2: list[float] = []
+    largest = 0.0
     for logits, tokens in engine.score(prompt, output):
         best = logits.topk(2, dim=-1).values
         chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
         below += (best[:, 0] - chosen).tolist()
         top2 += (best[:, 0] - best[:, 1]).tolist()
-    return Margins(below, top2)
+        largest = max(largest, float(best[:, 0].abs().max()))
+    return Margins(below, top2, largest)
 
 
 def first_divergence(ours: list[int], base: list[int]) -> int | None:
@@ -148,6 +176,7 @@ def _unchecked(ours: RequestRecord, reason: str) -> LosslessRecord:
     return LosslessRecord(
         arm=ours.arm,
         dataset=ours.dataset,
+        repeat=ours.repeat,
         index=ours.index,
         tier="unchecked",
         lossless=None,

@@ -56,21 +56,21 @@ def plan_memory(
     prefill_chunk: int,
     sampled: bool,
 ) -> MemoryPlan:
-    """What a run of `rows` requests of `max_len` tokens needs; the neediest method counts."""
+    """What a run of `rows` requests of `max_len` tokens needs, all its methods together."""
     from specbench.engine.kv_cache import PAGE_SIZE, pages_for
 
     slots = (rows * pages_for(max_len) + 1) * PAGE_SIZE
     gamma = max(method.gamma for method in methods)
     verified = rows * (gamma + 1)
-    # sampling holds logits, p, q and a float64 cumulative sum of one row each
-    logits = verified * model.vocab_size * 4 * (6 if sampled else 2)
+    # sampling holds logits, p, q, their sorted copies and order, and a float64 cumulative sum
+    logits = verified * model.vocab_size * 4 * (10 if sampled else 2)
     chunk = min(prefill_chunk, max_len)
     hidden = 2 * model.intermediate_size + 6 * model.hidden_size
     attention = 3 * model.num_heads * chunk * max_len * 4
     return MemoryPlan(
         weights=model.weight_bytes(dtype),
         kv_cache=slots * model.kv_bytes_per_token(dtype),
-        method=max(method.memory_bytes(model, rows, max_len) for method in methods),
+        method=sum(method.memory_bytes(model, rows, max_len) for method in methods),
         working=logits + max(chunk, verified) * hidden * 4 + attention,
     )
 
@@ -85,7 +85,16 @@ def available_bytes(device: str) -> int | None:
     if not meminfo.is_file():
         return None
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    return min([free, *_container_bytes()])
+
+
+def _container_bytes() -> list[int]:
+    """What a container's limit (cgroup v2) leaves, if there is one."""
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if not (limit.is_file() and used.is_file()) or limit.read_text().strip() == "max":
+        return []
+    return [int(limit.read_text()) - int(used.read_text())]
 
 
 def check_memory(plan: MemoryPlan, available: int | None, rows: int, max_len: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from specbench.bench.arms import Arm
 from specbench.bench.memory import PeakMemory
+from specbench.bench.redact import redact_message
 from specbench.bench.workload import Workload
 from specbench.config import RunConfig
 from specbench.engine.engine import Engine
@@ -95,6 +96,7 @@ class Runner:
             raise
         except Exception as error:  # an arm's boundary: the other arms go on
             status, message = classify(error)
+            message = redact_message(message)
         self.store.append_arm(
             ArmRecord(
                 arm=entry.arm.name,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specbench.bench.arms import Arm, build_arms
+from specbench.bench.arms import Arm, build_arms, check_capabilities
 from specbench.bench.defaults import resolve_machine
 from specbench.bench.memory import MemoryPlan, available_bytes, check_memory, gib, plan_memory
 from specbench.bench.workload import Workload, build_workloads, fit_context
@@ -76,12 +76,11 @@ def make_plan(config: RunConfig) -> Plan:
     workloads = build_workloads(config, shape, tokenizer)
     config, shape, note = fit_context(config, shape, workloads)
     choices += [line for w in workloads for line in w.notes] + ([note] if note else [])
-    counts = {request.max_new_tokens for w in workloads for request in w.requests}
-    if len(counts) == 1:
-        config = config.model_copy(update={"max_new_tokens": counts.pop()})
     max_len = max(workload.max_len for workload in workloads)
     dtype = getattr(torch, str(config.dtype))
     config, memory = _fit_memory(config, shape, dtype, arms, workloads, max_len, choices)
+    for arm in arms:
+        check_capabilities(arm, config)
     return Plan(config, choices, arms, workloads, memory, max_len, _rows(config, workloads))
 
 

@@ -15,6 +15,8 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_VALUE = re.compile(r"\b(?:hf|sk|ghp|gho|glpat|xox[abp])[-_][A-Za-z0-9_-]{16,}")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+@")
+# The folders of an absolute path within running text; an address's slashes are no path.
+_FOLDERS = re.compile(r"(?<![\w./:])[/~](?:[^\s/'\"()<>,;:]*/)+(?=[^\s/])")
 # What may stand before a path: an option, then a scheme or a key ("file:", "dummy:", "x=", "s://").
 _BEFORE_PATH = re.compile(r"(?:--?[\w-]+=)?(?:[\w.+-]+(?:=|:(?://)?))?")
 
@@ -65,6 +67,11 @@ def redact_text(text: str, cwd: Path | None = None) -> str:
     """One argument or setting, a path or a comma-separated list of them, redacted."""
     text = _URL_LOGIN.sub(f"{HIDDEN}@", _SECRET_VALUE.sub(HIDDEN, text))
     return ",".join(_reduce(part, cwd or Path.cwd()) for part in text.split(","))
+
+
+def redact_message(text: str) -> str:
+    """Running text without secrets, absolute paths in it reduced to their last name."""
+    return _FOLDERS.sub("", _URL_LOGIN.sub(f"{HIDDEN}@", _SECRET_VALUE.sub(HIDDEN, text)))
 
 
 def _reduce(text: str, cwd: Path) -> str:

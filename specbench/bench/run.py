@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.bench.environment import describe
 from specbench.bench.lossless import Judge
-from specbench.bench.passes import Runner, interleave
+from specbench.bench.passes import Runner, classify, interleave
 from specbench.bench.plan import Plan, make_plan
 from specbench.bench.redact import redact
 from specbench.config import RunConfig
-from specbench.errors import UsageError
+from specbench.errors import DataError, OutOfMemoryError, SpecbenchError, UsageError
 from specbench.results.reading import read_run
-from specbench.results.records import RunRecord
+from specbench.results.records import RunRecord, Status
 from specbench.results.report import Summary, write_reports
 from specbench.results.store import RunStore
 from specbench.results.terminal import print_summary
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from specbench.engine.engine import Engine
+    from specbench.engine.model import Transformer
 
 INTERRUPTED = 130
 
@@ -49,7 +52,6 @@ def run_benchmark(config: RunConfig, *, console: "Console", argv: Sequence[str])
     """
     import torch
 
-    from specbench.engine.engine import Engine
     from specbench.engine.loader import load_model
 
     began = time.perf_counter()
@@ -69,23 +71,52 @@ def run_benchmark(config: RunConfig, *, console: "Console", argv: Sequence[str])
         rope_scaling=config.rope_scaling,
         seed=config.seed,
     )
+    engine = _make_engine(plan, loaded.model)
     open_store = RunStore.resume if config.resume else RunStore.create
     with open_store(folder, _run_record(plan, loaded.provenance, argv)) as store:
-        engine = Engine(
-            loaded.model,
-            rows=plan.rows,
-            max_len=plan.max_len,
-            ignore_eos=config.ignore_eos,
-            prefill_chunk=config.prefill_chunk,
-        )
         passes = interleave(plan.arms, plan.workloads, config.repeats)
+        failure = None
         try:
             Runner(config, engine, store, console).run(passes)
-            Judge(config, engine, store).run(plan.arms, plan.workloads)
+            failure = _judge(plan, engine, store)
         except KeyboardInterrupt:
             _report(folder, console, began)
             return INTERRUPTED
-    return _report(folder, console, began).exit_status
+    summary = _report(folder, console, began)
+    if failure:
+        raise SpecbenchError(
+            f"losslessness could not be checked: {failure}; --resume checks what is missing"
+        )
+    return summary.exit_status
+
+
+def _make_engine(plan: Plan, model: "Transformer") -> "Engine":
+    from specbench.engine.engine import Engine
+
+    try:
+        return Engine(
+            model,
+            rows=plan.rows,
+            max_len=plan.max_len,
+            ignore_eos=plan.config.ignore_eos,
+            prefill_chunk=plan.config.prefill_chunk,
+        )
+    except Exception as error:
+        status, message = classify(error)
+        if status is not Status.OOM:
+            raise
+        raise OutOfMemoryError(message) from error
+
+
+def _judge(plan: Plan, engine: "Engine", store: RunStore) -> str | None:
+    """Append the verdicts; the message of an error that ended it, so that the report is made."""
+    try:
+        Judge(plan.config, engine, store).run(plan.arms, plan.workloads)
+    except DataError:
+        raise
+    except Exception as error:  # measured records must not go unreported
+        return classify(error)[1]
+    return None
 
 
 def _report(folder: Path, console: "Console", began: float) -> Summary:

@@ -3,18 +3,16 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specbench.bench.defaults import context_limit, may_extend, new_tokens
+from specbench.bench.defaults import YARN, context_limit, may_extend, new_tokens
 from specbench.config import RunConfig
 from specbench.engine.generate import Request
-from specbench.errors import DataError
+from specbench.errors import DataError, UsageError
 from specbench.results.records import DatasetInfo, PromptInfo
 
 if TYPE_CHECKING:
     from specbench.datasets.base import Dataset
     from specbench.datasets.prompts import PromptList
     from specbench.engine.model_config import ModelConfig
-
-YARN = "yarn:4"
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,10 @@ def build_workloads(config: RunConfig, model: "ModelConfig", tokenizer: Any) -> 
 
     names = DATASETS.names() if "all" in config.dataset else config.dataset
     datasets = [get_dataset(name) for name in names]
+    known = [dataset.name for dataset in datasets]
+    double = next((name for name in known if known.count(name) > 1), None)
+    if double:
+        raise UsageError(f"two datasets would be called {double!r} in the records: rename a file")
     limits = [_limits(config, model, dataset) for dataset in datasets]
     return [
         _random_ids(config, model, dataset.name, *limit)
@@ -137,7 +139,7 @@ def _build(
     )
     if prompts.note:
         notes = [*notes, prompts.note]
-    return _workload(dataset.name, loaded.source, loaded.revision, prompts, new, notes)
+    return _workload(dataset.name, loaded.source, loaded.revision, prompts, limit, new, notes)
 
 
 def _workload(
@@ -145,6 +147,7 @@ def _workload(
     source: str,
     revision: str | None,
     prompts: "PromptList",
+    limit: int,
     new: int,
     notes: list[str],
 ) -> Workload:
@@ -155,6 +158,10 @@ def _workload(
         template_sha256=prompts.template_sha256,
         token_ids_sha256=prompts.token_ids_sha256,
         skipped=prompts.skipped,
+        context_len=limit,
+        max_new_tokens=new,
+        thinking=prompts.thinking,
+        cot=prompts.cot,
         prompts=[
             PromptInfo(
                 index=prompt.index,
@@ -194,4 +201,4 @@ def _random_ids(
         note=None,
     )
     notes = [*notes, f"{name}: random token ids, since the model comes without a tokenizer"]
-    return _workload(name, "random token ids", None, prompts, new, notes)
+    return _workload(name, "random token ids", None, prompts, limit, new, notes)

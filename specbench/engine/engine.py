@@ -17,6 +17,9 @@ from specbench.engine.sampling import Sampling, argmax, draw, invalid, probabili
 from specbench.errors import ContextTooLongError
 from specbench.methods.base import Method
 
+# logits of a whole chunk over a large vocabulary would be the largest tensor of a run
+_SCORED_ROWS = 64
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -58,7 +61,8 @@ class Engine:
     Notes
     -----
     Everything an iteration reads and writes is a device tensor of fixed shape, and no decision
-    inside it is taken by the host, so that it can be captured as one CUDA graph.
+    inside it is taken by the host, so that it can be captured as one CUDA graph. The reference
+    kernels are the exception: they loop over requests and read lengths on the host.
     """
 
     graph_mode = "eager"
@@ -189,8 +193,10 @@ class Engine:
             for hidden in self._chunks(0, ids, None):
                 end = begin + hidden.shape[1]
                 first = max(begin, len(prompt) - 1)
-                if first < end:
-                    yield self.model.logits(hidden[0, first - begin :]), following[first:end]
+                for at in range(first, end, _SCORED_ROWS):
+                    stop = min(at + _SCORED_ROWS, end)
+                    logits = self.model.logits(hidden[0, at - begin : stop - begin])
+                    yield logits, following[at:stop]
                 begin = end
         finally:
             self.release(0)

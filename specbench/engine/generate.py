@@ -66,7 +66,7 @@ class _Running:
     running: list[int] = field(default_factory=list)
     splits: list[list[float] | None] = field(default_factory=list)
 
-    def finish(self, reason: Literal["eos", "length"], segment: int) -> Generated:
+    def finish(self, reason: Literal["eos", "length"], ended: float, segment: int) -> Generated:
         known = [split for split in self.splits if split is not None]
         unknown = len(known) < len(self.splits)
         parts = [None if unknown else [split[i] for split in known] for i in range(len(PHASES))]
@@ -84,7 +84,7 @@ class _Running:
             queue_s=self.queue_s,
             prefill_s=self.prefill_s,
             ttft_s=self.prefill_s,
-            e2e_s=time.perf_counter() - self.admitted,
+            e2e_s=ended - self.admitted,
             steps=steps,
         )
         return Generated(
@@ -134,7 +134,7 @@ def generate(
                 state, done = _admit(engine, row, queue.popleft(), began, progress)
                 if done:
                     engine.release(row)
-                    yield state.finish(done, segment)
+                    yield state.finish(done, state.admitted + state.prefill_s, segment)
                 else:
                     running[row] = state
             if running:
@@ -166,11 +166,13 @@ def _admit(
 def _step(
     engine: Engine, running: dict[int, _Running], progress: Progress, segment: int
 ) -> Iterator[Generated]:
+    """One iteration with all of the host's work on the clock; then the requests that it ended."""
     began = time.perf_counter()
     result = engine.step()
-    step_s = time.perf_counter() - began
     rows = len(running)
     split = engine.phases.split()
+    ended: list[tuple[_Running, Literal["eos", "length"]]] = []
+    states = list(running.values())
     for row, state in list(running.items()):
         if result.invalid[row]:
             request = state.request
@@ -183,11 +185,15 @@ def _step(
         state.drafted.append(result.drafted[row])
         state.accepted.append(result.accepted[row])
         state.committed.append(len(tokens))
-        state.step_s.append(step_s)
         state.running.append(rows)
         state.splits.append(split)
         progress.decoded(len(tokens))
         if result.ended[row]:
             engine.release(row)
             del running[row]
-            yield state.finish("eos" if engine.is_eos(tokens[-1]) else "length", segment)
+            ended.append((state, "eos" if engine.is_eos(tokens[-1]) else "length"))
+    now = time.perf_counter()
+    for state in states:
+        state.step_s.append(now - began)
+    for state, reason in ended:
+        yield state.finish(reason, now, segment)

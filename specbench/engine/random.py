@@ -45,7 +45,9 @@ def uniform(
     Tensor
         float64, of the broadcast shape.
     """
-    offset = torch.as_tensor(offset, dtype=torch.int64, device=request.device)
+    if isinstance(offset, int):
+        # filled on the device: a copy from the host could not be captured
+        offset = torch.full((), offset, dtype=torch.int64, device=request.device)
     c0, c1, c2 = torch.broadcast_tensors(start.long(), offset, request.long())
     high, low = philox((c0, c1, c2, torch.full_like(c0, purpose)), seed)[:2]
     return ((high >> 5).double() * 2.0**26 + (low >> 6).double()) * 2.0**-53

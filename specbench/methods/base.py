@@ -94,7 +94,7 @@ class Method(ABC):
             raise UsageError(f"{cls.name}: {detail}") from error
 
     def memory_bytes(self, model: "ModelConfig", rows: int, max_len: int) -> int:
-        """Bytes that `bind` will allocate for `rows` requests of `max_len` tokens."""
+        """Most bytes that the method will hold for `rows` requests of `max_len` tokens."""
         return 0
 
     def bind(self, engine: "Engine") -> None:

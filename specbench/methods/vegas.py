@@ -68,10 +68,14 @@ class Vegas(Method):
         return self.parameters.gamma
 
     def memory_bytes(self, model: "ModelConfig", rows: int, max_len: int) -> int:
-        """Float32 scores of every entry and int64 slots of the selected ones."""
-        sets = self._sets(model)
+        """Scores and selected slots, and what ranking holds beside them for a moment."""
+        p, sets = self.parameters, self._sets(model)
         width = int(self._keep(torch.tensor(max_len)))
-        return model.num_layers * rows * sets * (4 * max_len + 8 * width)
+        # float32 scores and their masked copy; with forced entries, or drawn at random, more copies
+        entry = 4 * (2 + (p.sinks + p.window > 0) + 24 * (p.score == "random"))
+        # int64 slots; then best values, indices, masked indices and the slots' parts
+        chosen = 8 + 4 + 7 * 8
+        return model.num_layers * rows * sets * (entry * max_len + chosen * width)
 
     def bind(self, engine: "Engine") -> None:
         """Allocate scores `[layers, R, S, L]` and selected slots `[layers, R, S, K]`."""

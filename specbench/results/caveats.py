@@ -6,6 +6,7 @@ from specbench.results.cells import Cell, Group
 from specbench.results.invariants import unaccounted
 from specbench.results.reading import RunData
 from specbench.results.records import Status
+from specbench.results.stats import MIN_REPEATS
 
 _UNACCOUNTED = 0.1
 _USELESS_AL = 1.1
@@ -32,6 +33,9 @@ def _run_warnings(data: RunData) -> list[str]:
         )
     if data.run.config.get("ignore_eos"):
         lines.append("--ignore-eos: outputs run past their end; read step times only")
+    repeats = data.run.config.get("repeats")
+    if isinstance(repeats, int) and repeats < MIN_REPEATS:
+        lines.append(f"{repeats} repeats: no interval below {MIN_REPEATS}; read acceptance only")
     segments = {record.times.segment for record in data.requests}
     if len(segments) > 1:
         lines.append(f"resumed: the records come from {len(segments)} processes")

@@ -6,7 +6,7 @@ from typing import Any
 from specbench.results.records import RunRecord
 
 _MAY_DIFFER = ("output", "resume")
-_MACHINE = ("cpu", "gpus", "cuda")
+_MACHINE = ("cpu", "gpus", "cuda", "threads", "specbench", "git")
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
@@ -31,8 +31,8 @@ def _short(value: Any) -> str:
 def identity(run: RunRecord) -> dict[str, Any]:
     """What must be equal for two processes to write one run, as plain JSON.
 
-    The machine is part of it: arms timed on two machines cannot be compared. So is torch, whose
-    kernels decide near ties.
+    The machine and its threads are part of it: arms timed on two machines cannot be compared. So
+    are the code's version and torch, whose kernels decide near ties.
     """
     content = json.loads(run.model_dump_json())
     config = {key: value for key, value in content["config"].items() if key not in _MAY_DIFFER}

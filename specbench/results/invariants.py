@@ -27,7 +27,7 @@ def check_plan(data: RunData) -> None:
     repeats = data.run.config.get("repeats")
     keys: list[tuple[str, str, int | None, int]] = [
         *((r.arm, r.dataset, r.index, r.repeat) for r in data.requests),
-        *((v.arm, v.dataset, v.index, 0) for v in data.verdicts),
+        *((v.arm, v.dataset, v.index, v.repeat) for v in data.verdicts),
         *((p.arm, p.dataset, None, p.repeat) for p in data.passes),
     ]
     for arm, dataset, index, repeat in keys:

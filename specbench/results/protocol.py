@@ -27,7 +27,7 @@ def protocol_lines(run: RunRecord) -> list[str]:
     facts = [
         f"batch {config.get('batch_size')}",
         lengths,
-        f"{config['max_new_tokens']} new tokens at most" if config.get("max_new_tokens") else None,
+        f"{_range(run)} new tokens at most" if run.datasets else None,
         sampling,
         f"repeats {config.get('repeats')}",
         "EOS ignored" if config.get("ignore_eos") else None,
@@ -44,3 +44,8 @@ def _lengths(tokens: list[int]) -> str:
     shortest, longest = min(tokens), max(tokens)
     span = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
     return f"{len(tokens)} prompts of {span} tokens"
+
+
+def _range(run: RunRecord) -> str:
+    counts = sorted({entry.max_new_tokens for entry in run.datasets})
+    return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))

@@ -92,9 +92,9 @@ def read_arms(folder: Path) -> list[ArmRecord]:
 
 
 def read_lossless(folder: Path) -> list[LosslessRecord]:
-    """The verdicts of `folder`, each (arm, dataset, index) once."""
+    """The verdicts of `folder`, each (arm, dataset, repeat, index) once."""
     lines = _read_lines(folder / LOSSLESS, LosslessRecord)
-    keys = [(line, (record.arm, record.dataset, record.index)) for line, record in lines]
+    keys = [(line, (r.arm, r.dataset, r.repeat, r.index)) for line, r in lines]
     _refuse_duplicates(folder / LOSSLESS, keys)
     return [record for _, record in lines]
 

@@ -101,7 +101,7 @@ class ArmRecord(Record):
 
 
 class LosslessRecord(Record):
-    """The losslessness verdict for one request of an arm (repeat 0).
+    """The losslessness verdict for one request of an arm in one repeat.
 
     `tier` is "exact" (token equality with the autoregressive arm), "teacher-forced" (each token
     within `threshold` of the arg-max logit) or "unchecked" (`reason` says why).
@@ -110,6 +110,7 @@ class LosslessRecord(Record):
     schema_version: int = SCHEMA_VERSION
     arm: str
     dataset: str
+    repeat: int
     index: int
     tier: Literal["exact", "teacher-forced", "unchecked"]
     lossless: bool | None
@@ -144,6 +145,10 @@ class DatasetInfo(Record):
     template_sha256: str | None = Field(description="hash of the chat template, null without one")
     token_ids_sha256: str = Field(description="hash over all prompts' token ids, in order")
     skipped: dict[str, int] = Field(description="items left out, by reason")
+    context_len: int = Field(description="longest prompt that was allowed, in tokens")
+    max_new_tokens: int
+    thinking: bool = Field(description="the model's thinking mode was on")
+    cot: bool = Field(description="the prompt asks for reasoning in the answer")
     prompts: list[PromptInfo]
 
 

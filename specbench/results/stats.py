@@ -9,6 +9,7 @@ Array = NDArray[np.float64]
 
 RESAMPLES = 1000
 SEED = 0
+MIN_REPEATS = 3
 _CONFIDENCE = 95.0
 
 
@@ -32,7 +33,7 @@ def throughput(tokens: Array, seconds: Array) -> Estimate:
     Returns
     -------
     Estimate
-        Tokens/s; no interval for a single repeat of a single prompt.
+        Tokens/s; no interval below `MIN_REPEATS`, where nothing tells how repeats differ.
     """
     ones = np.ones_like(tokens)
     return _estimate(tokens, seconds, ones, ones)
@@ -64,7 +65,7 @@ def _estimate(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: A
     value = _median(_ratios(*(part.sum(axis=1)[None] for part in parts)))[0]
     if np.isnan(value):
         return Estimate()
-    if repeats * prompts < 2:
+    if repeats < MIN_REPEATS:
         return Estimate(float(value))
     random = np.random.default_rng(SEED)
     weights = random.multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)

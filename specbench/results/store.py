@@ -190,7 +190,7 @@ class RunStore:
             raise DataError(f"cannot write to {path}: {error}") from error
 
 
-def record_key(record: ArmRecord | LosslessRecord) -> tuple[str, str, int]:
-    """What identifies a pass (arm, dataset, repeat) or a verdict (arm, dataset, index)."""
-    last = record.repeat if isinstance(record, ArmRecord) else record.index
-    return record.arm, record.dataset, last
+def record_key(record: ArmRecord | LosslessRecord) -> tuple[str, str, int, int | None]:
+    """What identifies a pass (arm, dataset, repeat), or a verdict (and the prompt's index)."""
+    index = record.index if isinstance(record, LosslessRecord) else None
+    return record.arm, record.dataset, record.repeat, index

@@ -115,6 +115,7 @@ def _protocol(run: RunRecord, cell: Cell) -> Row:
     config = run.config
     row = {name: config.get(name) for name in PROTOCOL} | {
         "model": run.model.get("spec", config.get("model")),
+        "max_new_tokens": cell.dataset.max_new_tokens,
         "max_prompt_tokens": max((p.tokens for p in cell.dataset.prompts), default=None),
         "ignore_eos": config.get("ignore_eos"),
     }

@@ -86,7 +86,7 @@ def test_a_run_leaves_everything_that_a_reader_needs(
     table = pd.read_csv(tmp_path / "out" / "acceptance.csv").set_index("arm")
     assert pd.isna(table.loc["autoregressive", "spec_decode_acceptance_length"])
     assert 1 <= table.loc["vegas", "spec_decode_acceptance_length"] <= 4
-    assert "exact 4/4" in printed
+    assert "exact 8/8" in printed
 
 
 def test_one_new_token_and_a_first_token_that_is_eos(

@@ -4,6 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from specbench.config import build_config
 from specbench.engine.engine import Engine
@@ -157,9 +158,29 @@ def test_settings_out_of_range_are_refused() -> None:
         Vegas.from_config(build_config({"sinks": 60, "window": 60}))
 
 
-def test_the_planned_memory_is_what_is_allocated() -> None:
-    engine = Engine(tiny_model(7), rows=3, max_len=130)
-    for method in (vegas(), vegas(share="layer", kept_ratio=0.5)):
-        method.bind(engine)
-        taken = sum(t.numel() * t.element_size() for t in (method.scores, method.selected))
-        assert method.memory_bytes(engine.config, 3, 130) == taken
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"share": "layer", "kept_ratio": 0.5},
+        {"kept_ratio": 1.0},
+        {"sinks": 1, "window": 1},
+        {"score": "random"},
+    ],
+)
+def test_the_planned_memory_covers_what_ranking_takes(settings: dict[str, object]) -> None:
+    engine = Engine(tiny_model(7), rows=3, max_len=4000)
+    method = vegas(**settings)
+    planned = method.memory_bytes(engine.config, 3, 4000)
+    engine.use(method, GREEDY)
+    method.ranked.fill_(3999)
+    kept = sum(t.numel() * t.element_size() for t in (method.scores, method.selected))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        method.observe(engine.batch)
+    level = peak = 0
+    for event in trace.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            level += event.nbytes()
+            peak = max(peak, level)
+    assert kept + peak <= planned
+    assert planned < 3 * (kept + peak)

@@ -30,7 +30,7 @@ def fill(
     requests: list[RequestRecord] | None = None,
     lossless: bool | None = True,
 ) -> Path:
-    """A run's folder; by default two repeats in which vegas is 1.5 times as fast."""
+    """A run's folder; by default every repeat in which vegas is 1.5 times as fast."""
     with RunStore.create(folder, run) as store:
         for arm in run.arms:
             for repeat in range(run.config["repeats"]):
@@ -62,7 +62,7 @@ def fill(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return fill(tmp_path / "run", make_run(repeats=2))
+    return fill(tmp_path / "run", make_run(repeats=3))
 
 
 def shown(summary: Summary, width: int = 120) -> str:
@@ -93,7 +93,7 @@ def test_csv_files_hold_the_figures_in_fixed_columns(folder: Path) -> None:
     assert vegas["batch_size"] == 2
     acceptance = tables["acceptance"].set_index("arm")
     assert acceptance.loc["vegas", "spec_decode_acceptance_length"] == pytest.approx(3)
-    assert json.loads(acceptance.loc["vegas", "acceptance_histogram"]) == [0, 4, 0, 4, 0]
+    assert json.loads(acceptance.loc["vegas", "acceptance_histogram"]) == [0, 6, 0, 6, 0]
     assert tables["overhead"].set_index("arm").loc["vegas", "selection_percent"] == pytest.approx(5)
     assert list(tables["lossless"]["index"]) == [0, 1]
 
@@ -112,7 +112,7 @@ def test_counts_are_whole_numbers_in_the_csv(folder: Path) -> None:
     write_reports(folder)
     header, *rows = (folder / "acceptance.csv").read_text().splitlines()
     column = header.split(",").index("spec_decode_draft_tokens")
-    assert [row.split(",")[column] for row in rows] == ["", "32"]
+    assert [row.split(",")[column] for row in rows] == ["", "48"]
 
 
 def test_columns_do_not_depend_on_the_run(tmp_path: Path, folder: Path) -> None:
@@ -200,7 +200,7 @@ def test_the_terminal_table(folder: Path) -> None:
     ] in lines
     assert "tiny-llama · float32 · Test CPU, 2 threads" in text
     assert "batch 2 · 2 prompts of 100 tokens" in text
-    assert "greedy · repeats 2" in text
+    assert "greedy · repeats 3" in text
 
 
 def test_a_table_of_one_dataset_fits_80_columns(folder: Path) -> None:

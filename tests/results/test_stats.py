@@ -66,8 +66,10 @@ def test_nothing_is_unknown_not_zero() -> None:
     assert stats.speedup(nothing, nothing, nothing + 1, nothing + 1) == stats.Estimate()
 
 
-def test_one_observation_has_no_interval() -> None:
+def test_fewer_than_three_repeats_have_no_interval() -> None:
     found = stats.throughput(np.array([[10.0]]), np.array([[2.0]]))
+    assert found == stats.Estimate(5.0, None, None)
+    found = stats.throughput(np.full((2, 9), 10.0), np.full((2, 9), 2.0))
     assert found == stats.Estimate(5.0, None, None)
 
 
@@ -81,5 +83,7 @@ def test_estimates_lie_within_what_was_seen(repeats: int, prompts: int, random) 
     speeds = tokens / seconds
     found = stats.throughput(tokens, seconds)
     assert speeds.min() * 0.999 <= found.value <= speeds.max() * 1.001
-    if repeats * prompts > 1:
+    if repeats < stats.MIN_REPEATS:
+        assert found.low is found.high is None
+    else:
         assert speeds.min() * 0.999 <= found.low <= found.high <= speeds.max() * 1.001

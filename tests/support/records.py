@@ -53,6 +53,10 @@ def make_run(
                 template_sha256=None,
                 token_ids_sha256="00",
                 skipped={},
+                context_len=100,
+                max_new_tokens=64,
+                thinking=False,
+                cot=False,
                 prompts=[
                     PromptInfo(
                         index=i,
@@ -148,6 +152,7 @@ def make_verdict(
     """A losslessness verdict of the exact tier, or unchecked."""
     defaults = {
         "dataset": "govreport",
+        "repeat": 0,
         "tier": "unchecked" if lossless is None else "exact",
         "identical": lossless,
         "reason": "sampling" if lossless is None else None,
