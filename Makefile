@@ -56,7 +56,7 @@ check: lint typecheck test
 # The figures of README.md and docs/methodology.md that a CPU can give; half an hour on two cores.
 AL_RUN = $(BIN)/specbench run --method vegas --dataset govreport \
 	--source $(SPECBENCH_DATA)/govreport.jsonl --context-len 2048 --kept-ratio 0.1 \
-	--min-tokens 16 --num-prompts 8 --max-new-tokens 64 --repeats 1
+	--min-tokens 16 --num-prompts 6 --max-new-tokens 64 --repeats 1
 
 results-cpu: $(STAMP)
 	test -f "$(SPECBENCH_DATA)/govreport.jsonl" # SPECBENCH_DATA names the folder of real input files
