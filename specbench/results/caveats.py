@@ -35,7 +35,7 @@ def _run_warnings(data: RunData) -> list[str]:
         lines.append("--ignore-eos: outputs run past their end; read step times only")
     repeats = data.run.config.get("repeats")
     if isinstance(repeats, int) and repeats < MIN_REPEATS:
-        lines.append(f"{repeats} repeats: no interval below {MIN_REPEATS}; read acceptance only")
+        lines.append(f"repeats {repeats}: no interval below {MIN_REPEATS}; read acceptance only")
     segments = {record.times.segment for record in data.requests}
     if len(segments) > 1:
         lines.append(f"resumed: the records come from {len(segments)} processes")
