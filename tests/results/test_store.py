@@ -290,3 +290,17 @@ def test_a_full_disk_leaves_whole_lines(folder: Path, monkeypatch: pytest.Monkey
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
         read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"threads": 64}, {"specbench": "9.9.9"}, {"git": {"commit": "0" * 40, "dirty": False}}],
+)
+def test_another_code_or_thread_count_cannot_continue(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    run = make_run()
+    RunStore.create(tmp_path / "run", run).close()
+    other = run.model_copy(update={"environment": run.environment | change})
+    with pytest.raises(UsageError, match=f"environment.{next(iter(change))}"):
+        RunStore.resume(tmp_path / "run", other)
