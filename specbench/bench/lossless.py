@@ -12,6 +12,7 @@ the dtype's rounding of the largest logit.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any, Literal
 
 import torch
 
@@ -96,12 +97,9 @@ class Judge:
     def _exact(self, prompt: list[int], ours: RequestRecord, base: RequestRecord) -> LosslessRecord:
         at = first_divergence(ours.output_ids, base.output_ids)
         forced = self._force(prompt, base.output_ids[: at + 1]) if at is not None else None
-        return LosslessRecord(
-            arm=ours.arm,
-            dataset=ours.dataset,
-            repeat=ours.repeat,
-            index=ours.index,
-            tier="exact",
+        return _verdict(
+            ours,
+            "exact",
             lossless=at is None,
             identical=at is None,
             first_divergence=at,
@@ -119,12 +117,9 @@ class Judge:
             if at is not None:
                 margins = self._force(request.token_ids, ours.output_ids)
             worst = max(margins.below)
-            yield LosslessRecord(
-                arm=ours.arm,
-                dataset=ours.dataset,
-                repeat=ours.repeat,
-                index=ours.index,
-                tier="teacher-forced",
+            yield _verdict(
+                ours,
+                "teacher-forced",
                 lossless=worst <= threshold and self._complete(request, ours.output_ids),
                 identical=at is None,
                 first_divergence=at,
@@ -173,13 +168,25 @@ def first_divergence(ours: list[int], base: list[int]) -> int | None:
 
 
 def _unchecked(ours: RequestRecord, reason: str) -> LosslessRecord:
+    return _verdict(
+        ours,
+        "unchecked",
+        lossless=None,
+        identical=None,
+        reason=reason,
+    )
+
+
+def _verdict(
+    ours: RequestRecord,
+    tier: Literal["exact", "teacher-forced", "unchecked"],
+    **details: Any,
+) -> LosslessRecord:
     return LosslessRecord(
         arm=ours.arm,
         dataset=ours.dataset,
         repeat=ours.repeat,
         index=ours.index,
-        tier="unchecked",
-        lossless=None,
-        identical=None,
-        reason=reason,
+        tier=tier,
+        **details,
     )
