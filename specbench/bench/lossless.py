@@ -62,6 +62,7 @@ class Judge:
         self.store = store
         self.exact = config.device == "cpu" and config.dtype in ("float32", "float64")
         self._outputs = {r.key: r for r in store.load_requests()}
+        self._forced: dict[tuple[tuple[int, ...], tuple[int, ...]], Margins] = {}
 
     def run(self, arms: list[Arm], workloads: list[Workload]) -> None:
         """Append the verdicts that are not on record yet."""
@@ -83,9 +84,10 @@ class Judge:
             base = self._outputs.get((AUTOREGRESSIVE, dataset, repeat, request.index))
             if ours is None:
                 continue
-            reason = SAMPLED if self.config.temperature > 0 else NO_BASELINE if not base else None
-            if reason is not None or base is None:
-                yield _unchecked(ours, reason or NO_BASELINE)
+            if self.config.temperature > 0:
+                yield _unchecked(ours, SAMPLED)
+            elif base is None:
+                yield _unchecked(ours, NO_BASELINE)
             else:
                 pairs.append((request, ours, base))
         if self.exact:
@@ -136,13 +138,17 @@ class Judge:
 
     def _complete(self, request: Request, output: list[int]) -> bool:
         """Whether an output ends where it must: at its first EOS or at the length limit."""
-        ends = [place for place, token in enumerate(output) if self.engine.is_eos(token)]
+        ends = [place for place, token in enumerate(output) if token in self.engine.eos]
         if ends:
             return ends[0] == len(output) - 1
         return len(output) == request.max_new_tokens
 
     def _force(self, prompt: list[int], output: list[int]) -> Margins:
-        return teacher_force(self.engine, prompt, output)
+        """Once for equal outputs: greedy repeats and all arms share the baseline's."""
+        key = tuple(prompt), tuple(output)
+        if key not in self._forced:
+            self._forced[key] = teacher_force(self.engine, prompt, output)
+        return self._forced[key]
 
 
 def teacher_force(engine: Engine, prompt: list[int], output: list[int]) -> Margins:

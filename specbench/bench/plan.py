@@ -36,6 +36,8 @@ class Plan:
         Prompt and new tokens of the longest request.
     rows : int
         Requests that decode together.
+    dtype : torch.dtype
+        Of weights and KV cache.
     """
 
     config: RunConfig
@@ -45,14 +47,7 @@ class Plan:
     memory: MemoryPlan
     max_len: int
     rows: int
-
-    @property
-    def dtype(self) -> "torch.dtype":
-        """Of weights and KV cache."""
-        import torch
-
-        chosen: torch.dtype = getattr(torch, str(self.config.dtype))
-        return chosen
+    dtype: "torch.dtype"
 
 
 def make_plan(config: RunConfig) -> Plan:
@@ -81,7 +76,7 @@ def make_plan(config: RunConfig) -> Plan:
     config, memory = _fit_memory(config, shape, dtype, arms, workloads, max_len, choices)
     for arm in arms:
         check_capabilities(arm, config)
-    return Plan(config, choices, arms, workloads, memory, max_len, _rows(config, workloads))
+    return Plan(config, choices, arms, workloads, memory, max_len, _rows(config, workloads), dtype)
 
 
 def _rows(config: RunConfig, workloads: list[Workload]) -> int:

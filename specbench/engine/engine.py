@@ -85,8 +85,8 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.scale = self.config.head_dim**-0.5
         self.cache = KVCache(self.config, rows * pages_for(max_len), self.dtype, self.device)
-        eos = [] if ignore_eos else list(self.config.eos_ids)
-        self.batch = Batch(rows, max_len, eos, self.device)
+        self.eos = frozenset(() if ignore_eos else self.config.eos_ids)
+        self.batch = Batch(rows, max_len, sorted(self.eos), self.device)
         self.phases = Phases(enabled=self.device.type == "cpu")
         self._pages: dict[int, list[int]] = {}
 
@@ -151,10 +151,6 @@ class Engine:
         self.batch.admit(row, request, len(token_ids), token, max_new_tokens - 1)
         self.method.admit(row, self.batch)
         return int(token)
-
-    def is_eos(self, token: int) -> bool:
-        """Whether `token` ends a request."""
-        return bool((self.batch.eos == token).any())
 
     def release(self, row: int) -> None:
         """Empty a row and give its pages back."""

@@ -68,9 +68,10 @@ class _Running:
 
     def finish(self, reason: Literal["eos", "length"], ended: float, segment: int) -> Generated:
         known = [split for split in self.splits if split is not None]
-        unknown = len(known) < len(self.splits)
-        parts = [None if unknown else [split[i] for split in known] for i in range(len(PHASES))]
-        draft, verify, selection, sampling = parts
+        columns = [[split[i] for split in known] for i in range(len(PHASES))]
+        draft, verify, selection, sampling = (
+            columns if len(known) == len(self.splits) else [None] * len(PHASES)
+        )
         steps = StepTimes(
             step_s=self.step_s,
             draft_s=draft,
@@ -151,14 +152,11 @@ def _admit(
         row, request.index, request.token_ids, request.max_new_tokens, progress.prefilled
     )
     if first < 0:
-        raise NumericalError(
-            f"request {request.item_id!r} (index {request.index}): the prefill's logits are NaN or "
-            "infinite; check the weights and the dtype"
-        )
+        raise _invalid_logits(request, "prefill")
     prefill_s = time.perf_counter() - admitted
     progress.decoded(1)
     state = _Running(request, admitted, admitted - began, prefill_s, [first])
-    if engine.is_eos(first):
+    if first in engine.eos:
         return state, "eos"
     return state, "length" if request.max_new_tokens == 1 else None
 
@@ -172,14 +170,10 @@ def _step(
     rows = len(running)
     split = engine.phases.split()
     ended: list[tuple[_Running, Literal["eos", "length"]]] = []
-    states = list(running.values())
-    for row, state in list(running.items()):
+    decoded = list(running.items())
+    for row, state in decoded:
         if result.invalid[row]:
-            request = state.request
-            raise NumericalError(
-                f"request {request.item_id!r} (index {request.index}), step {len(state.step_s)}: "
-                "the target's logits are NaN or infinite; check the weights and the dtype"
-            )
+            raise _invalid_logits(state.request, f"step {len(state.step_s)}")
         tokens = result.tokens[row]
         state.output_ids += tokens
         state.drafted.append(result.drafted[row])
@@ -191,9 +185,16 @@ def _step(
         if result.ended[row]:
             engine.release(row)
             del running[row]
-            ended.append((state, "eos" if engine.is_eos(tokens[-1]) else "length"))
+            ended.append((state, "eos" if tokens[-1] in engine.eos else "length"))
     now = time.perf_counter()
-    for state in states:
+    for _, state in decoded:
         state.step_s.append(now - began)
     for state, reason in ended:
         yield state.finish(reason, now, segment)
+
+
+def _invalid_logits(request: Request, where: str) -> NumericalError:
+    return NumericalError(
+        f"request {request.item_id!r} (index {request.index}), {where}: the target's logits are "
+        "NaN or infinite; check the weights and the dtype"
+    )
