@@ -15,7 +15,7 @@ from specbench.engine.phases import Phases
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling, argmax, draw, invalid, probabilities
 from specbench.errors import ContextTooLongError
-from specbench.methods.base import Method
+from specbench.methods.base import EngineMethod
 
 # logits of a whole chunk over a large vocabulary would be the largest tensor of a run
 _SCORED_ROWS = 64
@@ -90,7 +90,7 @@ class Engine:
         self.phases = Phases(enabled=self.device.type == "cpu")
         self._pages: dict[int, list[int]] = {}
 
-    def use(self, method: Method, sampling: Sampling) -> None:
+    def use(self, method: EngineMethod, sampling: Sampling) -> None:
         """Decode with `method` from now on; every row must be empty."""
         self.method = method
         self.sampling = sampling

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,12 +33,15 @@ class Request:
 
 @dataclass
 class Generated:
-    """A completed request; the lists have one entry a verify step."""
+    """A completed request; the lists have one entry a verify step.
+
+    `drafted` is None where the engine does not say how many tokens it drafted.
+    """
 
     request: Request
     output_ids: list[int]
     finish_reason: Literal["eos", "length"]
-    drafted: list[int]
+    drafted: list[int] | None
     accepted: list[int]
     committed: list[int]
     times: RequestTimes
@@ -104,7 +107,7 @@ def generate(
     requests: Sequence[Request],
     progress: Progress | None = None,
     segment: int = 0,
-) -> Iterator[Generated]:
+) -> Generator[Generated]:
     """Decode requests with the engine's method, yielding each as it completes.
 
     A finished request leaves its row and the next prompt is prefilled in its place; that prefill

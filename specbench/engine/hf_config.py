@@ -1,9 +1,11 @@
-"""Reads a model's shape from a Hugging Face configuration, and refuses what the engine lacks."""
+"""A model's shape from a Hugging Face configuration and back; what the engine lacks is refused."""
 
 from typing import Any
 
+import torch
+
 from specbench.engine.model_config import ModelConfig
-from specbench.engine.rope_scaling import parse_rope
+from specbench.engine.rope_scaling import parse_rope, rope_to_hf
 from specbench.errors import DataError
 
 ARCHITECTURES = {
@@ -69,6 +71,38 @@ def from_hf(
         qk_norm=architecture == "qwen3",
         eos_ids=_eos_ids(config, generation_config or {}),
     )
+
+
+def to_hf(config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """The ``config.json`` of a model, which `from_hf` and transformers 4 and 5 read back.
+
+    Raises
+    ------
+    DataError
+        A RoPE table that no configuration expresses (see `rope_to_hf`).
+    """
+    declared = {name: architecture for architecture, name in ARCHITECTURES.items()}
+    return {
+        "architectures": [declared[config.architecture]],
+        "model_type": config.architecture,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": rope_to_hf(config.rope_scaling, config.name),
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "attention_bias": config.qkv_bias and config.architecture != "qwen2",
+        "mlp_bias": config.mlp_bias,
+        "eos_token_id": list(config.eos_ids),
+        "dtype": str(dtype).removeprefix("torch."),
+    }
 
 
 _REQUIRED = (

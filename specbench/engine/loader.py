@@ -63,7 +63,15 @@ def read_model_config(
     UsageError, DataError
         See `specbench.engine.source.locate` and `specbench.engine.hf_config.from_hf`.
     """
-    return _config_of(locate(spec, revision), rope_scaling)
+    return config_of(locate(spec, revision), rope_scaling)
+
+
+def describe_model(
+    spec: str, revision: str | None = None, rope_scaling: str | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """What a record says of the model named `spec`, without loading it (see `provenance`)."""
+    source = locate(spec, revision)
+    return provenance(source, config_of(source, rope_scaling), seed)
 
 
 def load_model(
@@ -99,14 +107,14 @@ def load_model(
         The weights do not fit the device.
     """
     source = locate(spec or default_model(str(device)), revision)
-    config = _config_of(source, rope_scaling)
+    config = config_of(source, rope_scaling)
     tokenizer = tokenizer_of(source)
     try:
         model = Transformer(config, max_len, dtype, device)
         if source.kind == "dummy":
             randomise(model, seed)
         else:
-            fill(model, _tensors(source, config), config.name)
+            fill(model, tensors_of(source, config), config.name)
     except RuntimeError as error:
         # The CPU's allocator has no error class of its own.
         on_cpu = "can't allocate memory" in str(error)
@@ -119,7 +127,8 @@ def load_model(
     return LoadedModel(model, config, tokenizer, provenance(source, config, seed))
 
 
-def _config_of(source: Source, rope_scaling: str | None) -> ModelConfig:
+def config_of(source: Source, rope_scaling: str | None) -> ModelConfig:
+    """The shape of a model already located."""
     if source.kind == "gguf":
         from specbench.engine.gguf_config import gguf_config
 
@@ -136,7 +145,8 @@ def _config_of(source: Source, rope_scaling: str | None) -> ModelConfig:
     return config if rope_scaling is None else config.with_rope_scaling(rope_scaling)
 
 
-def _tensors(source: Source, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(source: Source, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    """Its weights under their Hugging Face names, one by one."""
     if source.kind == "safetensors":
         return safetensors_tensors(source)
     from specbench.engine.gguf_file import gguf_tensors

@@ -85,6 +85,36 @@ def parse_rope(config: dict[str, Any], name: str) -> tuple[float, RopeScaling | 
     return theta, _scaling(kind, values, config, name)
 
 
+def rope_to_hf(scaling: RopeScaling | None, name: str) -> dict[str, Any] | None:
+    """The ``rope_scaling`` of a configuration, which `parse_rope` reads back.
+
+    Raises
+    ------
+    DataError
+        The scaling is a table of frequency factors, which has no form in a configuration.
+    """
+    if scaling is None:
+        return None
+    if scaling.freq_factors is not None:
+        raise DataError(
+            f"{name}: the file stores its RoPE frequencies as a table, which a Hugging Face "
+            "configuration cannot express; name the model's safetensors folder or hub id instead"
+        )
+    values: dict[str, Any] = {"rope_type": scaling.type, "factor": scaling.factor}
+    if scaling.type in ("yarn", "llama3"):
+        values["original_max_position_embeddings"] = scaling.original_max_position
+    if scaling.type == "llama3":
+        values["low_freq_factor"] = scaling.low_freq_factor
+        values["high_freq_factor"] = scaling.high_freq_factor
+    if scaling.type == "yarn":
+        values |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        values["truncate"] = scaling.truncate
+        for key in ("attention_factor", "mscale", "mscale_all_dim"):
+            if getattr(scaling, key) is not None:
+                values[key] = getattr(scaling, key)
+    return values
+
+
 def parse_override(
     text: str, max_position: int, present: RopeScaling | None, name: str
 ) -> RopeScaling:

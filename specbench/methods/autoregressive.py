@@ -1,10 +1,10 @@
 """Plain decoding, one token a forward: the paired baseline."""
 
 from specbench.engine.batch import Batch
-from specbench.methods.base import Draft, Method
+from specbench.methods.base import Draft, EngineMethod
 
 
-class Autoregressive(Method):
+class Autoregressive(EngineMethod):
     """The same engine, model code and kernels without speculation."""
 
     name = "autoregressive"

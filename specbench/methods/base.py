@@ -1,8 +1,8 @@
-"""What a method is to the engine: it drafts, and it watches what verification saw."""
+"""What a method is to a run, and to the engine: it drafts, and watches what verification saw."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
@@ -32,6 +32,7 @@ class Capabilities:
     tree: bool = False
     needs_draft_weights: bool = False
     max_context: int | None = None
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass
@@ -52,11 +53,7 @@ class Draft:
 
 
 class Method(ABC):
-    """One way to decode. The engine calls it in this order.
-
-    `bind` once; `admit` for each request after its prefill; then `draft`, and after the
-    verification `observe`, every iteration. All of a request's state lives in its row.
-    """
+    """One way to decode: its name, its settings, what it can do."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -74,7 +71,7 @@ class Method(ABC):
         return 0
 
     @classmethod
-    def from_config(cls, config: RunConfig) -> "Method":
+    def from_config(cls, config: RunConfig) -> Self:
         """The method with the settings of `config` that it has.
 
         Raises
@@ -93,13 +90,37 @@ class Method(ABC):
             )
             raise UsageError(f"{cls.name}: {detail}") from error
 
+    @classmethod
+    def arms(cls, config: RunConfig) -> "dict[str, Method]":
+        """The arms that `config` asks of this method, by the name that records carry."""
+        return {cls.name: cls.from_config(config)}
+
+    def report(self) -> dict[str, Any]:
+        """The settings for the records."""
+        return self.parameters.model_dump()
+
+
+class EngineMethod(Method):
+    """A method that specbench's own engine runs, which calls it in this order.
+
+    `bind` once; `admit` for each request after its prefill; then `draft`, and after the
+    verification `observe`, every iteration. All of a request's state lives in its row.
+    """
+
     def memory_bytes(self, model: "ModelConfig", rows: int, max_len: int) -> int:
         """Most bytes that the method will hold for `rows` requests of `max_len` tokens."""
         return 0
 
     def bind(self, engine: "Engine") -> None:
         """Allocate what the method needs for the engine's rows, layers and lengths."""
+        vars(self).setdefault("_before_bind", frozenset(vars(self)))
         self.engine = engine
+
+    def unbind(self) -> None:
+        """Let go of the engine and of everything that `bind` allocated."""
+        before = vars(self).pop("_before_bind", vars(self))
+        for name in [name for name in vars(self) if name not in before]:
+            delattr(self, name)
 
     @abstractmethod
     def draft(self, batch: "Batch") -> Draft | None:
@@ -118,7 +139,3 @@ class Method(ABC):
 
     def observe(self, batch: "Batch") -> None:
         """A verification ended and its tokens are committed."""
-
-    def report(self) -> dict[str, Any]:
-        """The settings for the records."""
-        return self.parameters.model_dump()

@@ -12,7 +12,7 @@ from specbench.engine.forward import ScoreCollector, SparseAttention
 from specbench.engine.random import Purpose, uniform
 from specbench.kernels.paged_attention.reference import Collect
 from specbench.kernels.selection.reference import select
-from specbench.methods.base import Draft, Method, Parameters
+from specbench.methods.base import Draft, EngineMethod, Parameters
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
@@ -44,7 +44,7 @@ class VegasParameters(Parameters):
         return self
 
 
-class Vegas(Method):
+class Vegas(EngineMethod):
     """Self-speculation with verification-guided sparse attention.
 
     The target drafts for itself, each layer reading the best ``ceil(kept_ratio * n)`` of the n

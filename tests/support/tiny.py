@@ -10,7 +10,7 @@ from specbench.engine.model import Transformer
 from specbench.engine.model_config import ModelConfig
 from specbench.engine.sampling import Sampling
 from specbench.methods.autoregressive import Autoregressive
-from specbench.methods.base import Method
+from specbench.methods.base import EngineMethod
 from specbench.methods.vegas import Vegas, VegasParameters
 
 GREEDY = Sampling()
@@ -71,7 +71,7 @@ def vegas(**settings: object) -> Vegas:
 
 def decode(
     engine: Engine,
-    method: Method,
+    method: EngineMethod,
     token_ids: Sequence[list[int]],
     max_new_tokens: int | Sequence[int],
     sampling: Sampling = GREEDY,
