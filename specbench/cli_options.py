@@ -13,6 +13,8 @@ from specbench.config import RunConfig
 
 # Options that may be repeated and that take lists such as "aime25,codeelo".
 LISTS = ("method", "dataset")
+# Options that may be repeated and whose values are taken whole.
+REPEATED = ("vllm_arg",)
 
 # What the help calls a value; RunConfig parses it, so that there is one set of messages.
 _VALUES = {bool: None, int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
@@ -65,6 +67,9 @@ def _annotation(name: str, field: FieldInfo) -> Any:
     help_text = field.description or ""
     if name in LISTS:
         kind, metavar = list[str], "NAME[,NAME]"
+        help_text += " May be repeated."
+    if name in REPEATED:
+        kind, metavar = list[str], "KEY=VALUE"
         help_text += " May be repeated."
     default = _shown_default(field.default)
     option = typer.Option(

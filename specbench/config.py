@@ -77,6 +77,17 @@ class RunConfig(BaseModel):
     share: Share | None = Field(None, description="One set a KV head, or one a layer.")
     sinks: NonNegativeInt | None = Field(None, description="First tokens always kept.")
     window: NonNegativeInt | None = Field(None, description="Last ranked tokens always kept.")
+    vllm_arg: tuple[str, ...] | None = Field(
+        None,
+        description="Engine argument KEY=VALUE for vLLM, typed by vLLM itself; each "
+        "speculative_config='{...}' is an arm beside plain vLLM.",
+    )
+    vllm_python: Path | None = Field(
+        None, description="Python interpreter that has vLLM, if not this one."
+    )
+    vllm_timeout: PositiveInt | None = Field(
+        None, description="Seconds without news from vLLM after which its arm has timed out."
+    )
 
     def method_settings(self) -> dict[str, Any]:
         """The settings of methods that were given."""
@@ -94,6 +105,9 @@ METHOD_FIELDS = (
     "share",
     "sinks",
     "window",
+    "vllm_arg",
+    "vllm_python",
+    "vllm_timeout",
 )
 
 
@@ -118,7 +132,7 @@ def build_config(values: dict[str, Any], file: Path | None = None) -> RunConfig:
     for key in merged:
         if key not in known:
             raise unknown("option", key, known)
-    for key in ("method", "dataset"):
+    for key in ("method", "dataset", "vllm_arg"):
         if isinstance(merged.get(key), str):
             merged[key] = (merged[key],)
         if isinstance(merged.get(key), list | tuple):

@@ -33,3 +33,7 @@ class NumericalError(SpecbenchError):
 
 class OutOfMemoryError(SpecbenchError):
     """The device or the host cannot hold what was asked for; the message gives the bytes."""
+
+
+class ArmTimeoutError(SpecbenchError):
+    """An arm's engine gave no sign of life for too long."""

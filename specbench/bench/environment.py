@@ -39,6 +39,8 @@ VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "TRITON_INTERPRET",
+    "VLLM_USE_FLASHINFER_SAMPLER",
+    "VLLM_USE_V2_MODEL_RUNNER",
 )
 
 _COMMAND_SECONDS = 20.0
@@ -56,7 +58,7 @@ def describe(argv: Sequence[str]) -> dict[str, Any]:
 
     return {
         "specbench": specbench.__version__,
-        "git": checkout(Path(specbench.__file__).parent),
+        "git": checkout(Path(specbench.__file__).parent) or _stated_commit(),
         "argv": redact_argv(argv),
         "python": platform.python_version(),
         "os": platform.platform(),
@@ -151,6 +153,12 @@ def checkout(folder: Path) -> dict[str, Any] | None:
         return None
     status = _output([*git, "status", "--porcelain", "--", "."])
     return {"commit": commit, "dirty": status is None or status != ""}
+
+
+def _stated_commit() -> dict[str, Any] | None:
+    """`SPECBENCH_COMMIT`, for code that was copied without its repository."""
+    commit = os.environ.get("SPECBENCH_COMMIT")
+    return {"commit": commit, "dirty": None} if commit else None
 
 
 def _output(command: list[str]) -> str | None:

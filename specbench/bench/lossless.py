@@ -7,6 +7,9 @@ more than twice what the autoregressive arm's own tokens show under the same for
 control at another shape. The threshold has a floor, since a control of a few tokens may show
 nothing by luck, and a ceiling, since a broken control must not excuse anything: both in units of
 the dtype's rounding of the largest logit.
+
+Of an arm that another engine runs, the agreement with the autoregressive arm is recorded, no
+verdict: its kernels round differently, and its losslessness is its own project's business.
 """
 
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from specbench.bench.workload import Workload
 from specbench.config import RunConfig
 from specbench.engine.engine import Engine
 from specbench.engine.generate import Request
+from specbench.methods.base import EngineMethod
 from specbench.results.cells import AUTOREGRESSIVE
 from specbench.results.records import LosslessRecord, RequestRecord
 from specbench.results.store import RunStore, record_key
@@ -69,7 +73,8 @@ class Judge:
         known = {record_key(record) for record in self.store.load_lossless()}
         for workload in workloads:
             for arm in arms:
-                if arm.name == AUTOREGRESSIVE or not arm.method.lossless:
+                judged = arm.method.lossless and arm.name != AUTOREGRESSIVE
+                if not judged and isinstance(arm.method, EngineMethod):
                     continue
                 for repeat in range(self.config.repeats):
                     for record in self._judge(arm, workload, repeat):
@@ -77,32 +82,33 @@ class Judge:
                             self.store.append_lossless(record)
 
     def _judge(self, arm: Arm, workload: Workload, repeat: int) -> Iterator[LosslessRecord]:
-        dataset = workload.info.name
+        dataset, served = workload.info.name, not isinstance(arm.method, EngineMethod)
         pairs = []
         for request in workload.requests:
             ours = self._outputs.get((arm.name, dataset, repeat, request.index))
             base = self._outputs.get((AUTOREGRESSIVE, dataset, repeat, request.index))
             if ours is None:
                 continue
-            if self.config.temperature > 0:
-                yield _unchecked(ours, SAMPLED)
-            elif base is None:
-                yield _unchecked(ours, NO_BASELINE)
-            else:
+            if base is not None and self.config.temperature == 0:
                 pairs.append((request, ours, base))
-        if self.exact:
+            elif not served:
+                yield _unchecked(ours, SAMPLED if self.config.temperature > 0 else NO_BASELINE)
+        if served or self.exact:
             for request, ours, base in pairs:
-                yield self._exact(request.token_ids, ours, base)
+                yield self._compared(request.token_ids, ours, base, served)
         else:
             yield from self._teacher_forced(pairs)
 
-    def _exact(self, prompt: list[int], ours: RequestRecord, base: RequestRecord) -> LosslessRecord:
+    def _compared(
+        self, prompt: list[int], ours: RequestRecord, base: RequestRecord, served: bool
+    ) -> LosslessRecord:
+        """Token equality and the margin where it ends: a verdict, or the agreement of others."""
         at = first_divergence(ours.output_ids, base.output_ids)
         forced = self._force(prompt, base.output_ids[: at + 1]) if at is not None else None
         return _verdict(
             ours,
-            "exact",
-            lossless=at is None,
+            "agreement" if served else "exact",
+            lossless=None if served else at is None,
             identical=at is None,
             first_divergence=at,
             top2_margin=forced.top2[-1] if forced else None,
@@ -185,7 +191,7 @@ def _unchecked(ours: RequestRecord, reason: str) -> LosslessRecord:
 
 def _verdict(
     ours: RequestRecord,
-    tier: Literal["exact", "teacher-forced", "unchecked"],
+    tier: Literal["exact", "teacher-forced", "agreement", "unchecked"],
     **details: Any,
 ) -> LosslessRecord:
     return LosslessRecord(

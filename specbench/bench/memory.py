@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from specbench.engine.model_config import ModelConfig
-    from specbench.methods.base import Method
+    from specbench.methods.base import EngineMethod
 
 _RESERVE = 0.05
 
@@ -49,7 +49,7 @@ class MemoryPlan:
 def plan_memory(
     model: "ModelConfig",
     dtype: "torch.dtype",
-    methods: "list[Method]",
+    methods: "list[EngineMethod]",
     *,
     rows: int,
     max_len: int,
@@ -87,6 +87,15 @@ def available_bytes(device: str) -> int | None:
     fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     free = int(fields["MemAvailable"].split()[0]) * 1024
     return min([free, *_container_bytes()])
+
+
+def device_bytes(device: str) -> int | None:
+    """All memory of a CUDA device; None on the CPU."""
+    if device != "cuda":
+        return None
+    import torch
+
+    return torch.cuda.mem_get_info()[1]
 
 
 def _container_bytes() -> list[int]:

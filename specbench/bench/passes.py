@@ -1,20 +1,20 @@
 """One pass of an arm over a dataset: timed, recorded as it goes, its end given a status."""
 
-import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specbench.bench.arms import Arm
-from specbench.bench.memory import PeakMemory
+from specbench.bench.backend import Backend
+from specbench.bench.backends import Backends
 from specbench.bench.redact import redact_message
+from specbench.bench.status import classify
 from specbench.bench.workload import Workload
 from specbench.config import RunConfig
-from specbench.engine.engine import Engine
-from specbench.engine.generate import Generated, Progress, Request, generate
+from specbench.engine.generate import Generated, Progress, Request
 from specbench.engine.sampling import Sampling
-from specbench.errors import ContextTooLongError, DataError, OutOfMemoryError, SpecbenchError
+from specbench.errors import DataError
 from specbench.results.degenerate import is_degenerate
 from specbench.results.records import ArmRecord, RequestRecord, Status
 from specbench.results.store import RunStore
@@ -54,20 +54,27 @@ class Runner:
     ----------
     config : RunConfig
         Fully resolved.
-    engine : Engine
+    backends : Backends
+    rows : int
+        Requests that decode together.
     store : RunStore
     console : Console
         For progress bars.
     """
 
     def __init__(
-        self, config: RunConfig, engine: Engine, store: RunStore, console: "Console"
+        self,
+        config: RunConfig,
+        backends: Backends,
+        rows: int,
+        store: RunStore,
+        console: "Console",
     ) -> None:
         self.config = config
-        self.engine = engine
+        self.backends = backends
+        self.rows = rows
         self.store = store
         self.console = console
-        self.peak = PeakMemory(config.device or "cpu")
         self._warm: set[tuple[str, str]] = set()
 
     def run(self, plan: list[Pass]) -> None:
@@ -85,12 +92,19 @@ class Runner:
         done = {record.key for record in self.store.load_requests()}
         requests = [r for r in entry.workload.requests if (*entry.key, r.index) not in done]
         status, message = Status.PASSED, None
+        backend = self.backends[entry.arm]
         try:
-            self._warm_up(entry)
-            self.peak.reset()
-            with self._progress(entry, requests) as progress:
-                self.engine.use(entry.arm.method, Sampling.from_config(self.config, entry.repeat))
-                for generated in generate(self.engine, requests, progress, self.store.segment):
+            self.backends.open(entry.arm)
+            self._warm_up(entry, backend)
+            backend.reset_peak()
+            sampling = Sampling.from_config(self.config, entry.repeat)
+            segment = self.store.segment
+            with (
+                self._progress(entry, requests) as progress,
+                # closed at once when a record cannot be written, not when it is collected
+                closing(backend.generate(requests, sampling, progress, segment)) as decoded,
+            ):
+                for generated in decoded:
                     self.store.append_request(to_record(entry, generated))
         except DataError:  # a record that cannot be written ends the run, not the arm
             raise
@@ -104,24 +118,27 @@ class Runner:
                 repeat=entry.repeat,
                 status=status,
                 message=message,
-                graph_mode=self.engine.graph_mode,
-                attention_backend=self.engine.attention_backend,
-                peak_memory_bytes=self.peak.read(),
+                graph_mode=backend.graph_mode,
+                attention_backend=backend.attention_backend,
+                peak_memory_bytes=backend.peak_memory(),
+                served=backend.served,
             )
         )
         return status
 
-    def _warm_up(self, entry: Pass) -> None:
+    def _warm_up(self, entry: Pass, backend: Backend) -> None:
         """Decode one iteration and a shrunken one at the measured shapes, off the record."""
         cell = entry.key[:2]
         if cell in self._warm:
             return
         new = entry.arm.method.gamma + 3
-        first = entry.workload.requests[: self.engine.batch.rows]
+        first = entry.workload.requests[: self.rows]
         warm = [replace(r, max_new_tokens=min(new, r.max_new_tokens)) for r in first]
-        self.engine.use(entry.arm.method, Sampling.from_config(self.config))
-        for _ in generate(self.engine, warm):
-            pass
+        with closing(
+            backend.generate(warm, Sampling.from_config(self.config), Progress(), 0)
+        ) as decoded:
+            for _ in decoded:
+                pass
         self._warm.add(cell)
 
     @contextmanager
@@ -170,19 +187,3 @@ def to_record(entry: Pass, generated: Generated) -> RequestRecord:
         degenerate=is_degenerate(generated.output_ids),
         times=generated.times,
     )
-
-
-def classify(error: Exception) -> tuple[Status, str]:
-    """Status and message of an arm that `error` ended."""
-    import torch
-
-    first = str(error).strip().split("\n")[0] or type(error).__name__
-    on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    if on_cpu or isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemoryError):
-        return Status.OOM, f"{first}; use a smaller --batch-size or --context-len"
-    if isinstance(error, ContextTooLongError):
-        return Status.CONTEXT_TOO_LONG, first
-    if isinstance(error, SpecbenchError):
-        return Status.RUNTIME_ERROR, first
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return Status.RUNTIME_ERROR, f"{type(error).__name__}: {first} ({place.name}:{place.lineno})"

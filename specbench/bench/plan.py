@@ -5,10 +5,19 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.bench.arms import Arm, build_arms, check_capabilities
 from specbench.bench.defaults import resolve_machine
-from specbench.bench.memory import MemoryPlan, available_bytes, check_memory, gib, plan_memory
+from specbench.bench.memory import (
+    MemoryPlan,
+    available_bytes,
+    check_memory,
+    device_bytes,
+    gib,
+    plan_memory,
+)
+from specbench.bench.residency import Residency, plan_residency
 from specbench.bench.workload import Workload, build_workloads, fit_context
 from specbench.config import RunConfig
 from specbench.errors import OutOfMemoryError, UsageError
+from specbench.methods.base import EngineMethod
 from specbench.results.reading import read_run
 
 if TYPE_CHECKING:
@@ -31,7 +40,12 @@ class Plan:
         What was chosen for the user, and why.
     arms : list of Arm
     workloads : list of Workload
-    memory : MemoryPlan
+    shape : ModelConfig
+        The model's, RoPE scaling included.
+    memory : MemoryPlan or None
+        Of specbench's own engine; None where no arm runs in it.
+    residency : Residency
+        The memory of the other engines, and whether they take turns.
     max_len : int
         Prompt and new tokens of the longest request.
     rows : int
@@ -44,7 +58,9 @@ class Plan:
     choices: list[str]
     arms: list[Arm]
     workloads: list[Workload]
-    memory: MemoryPlan
+    shape: "ModelConfig"
+    memory: MemoryPlan | None
+    residency: Residency
     max_len: int
     rows: int
     dtype: "torch.dtype"
@@ -73,10 +89,23 @@ def make_plan(config: RunConfig) -> Plan:
     choices += [line for w in workloads for line in w.notes] + ([note] if note else [])
     max_len = max(workload.max_len for workload in workloads)
     dtype = getattr(torch, str(config.dtype))
-    config, memory = _fit_memory(config, shape, dtype, arms, workloads, max_len, choices)
     for arm in arms:
         check_capabilities(arm, config)
-    return Plan(config, choices, arms, workloads, memory, max_len, _rows(config, workloads), dtype)
+    config, memory, residency = _fit_memory(config, shape, dtype, arms, workloads, max_len, choices)
+    for arm in arms:
+        check_capabilities(arm, config)  # now with the batch size
+    return Plan(
+        config=config,
+        choices=choices,
+        arms=arms,
+        workloads=workloads,
+        shape=shape,
+        memory=memory,
+        residency=residency,
+        max_len=max_len,
+        rows=_rows(config, workloads),
+        dtype=dtype,
+    )
 
 
 def _rows(config: RunConfig, workloads: list[Workload]) -> int:
@@ -91,24 +120,39 @@ def _fit_memory(
     workloads: list[Workload],
     max_len: int,
     choices: list[str],
-) -> tuple[RunConfig, MemoryPlan]:
+) -> tuple[RunConfig, MemoryPlan | None, Residency]:
     """Choose the largest batch that fits, or check the one asked for."""
     device = str(config.device)
     free = available_bytes(device)
+    methods = [arm.method for arm in arms if isinstance(arm.method, EngineMethod)]
+    served = [arm for arm in arms if not isinstance(arm.method, EngineMethod)]
 
-    def plan(batch: int) -> tuple[RunConfig, MemoryPlan]:
+    def plan(batch: int) -> tuple[RunConfig, MemoryPlan | None, Residency]:
         chosen = config.model_copy(update={"batch_size": batch})
-        memory = plan_memory(
+        rows = _rows(chosen, workloads)
+        memory = None
+        if methods:
+            memory = plan_memory(
+                shape,
+                dtype,
+                methods,
+                rows=rows,
+                max_len=max_len,
+                prefill_chunk=config.prefill_chunk,
+                sampled=config.temperature > 0,
+            )
+            check_memory(memory, free, rows, max_len)
+        residency = plan_residency(
+            served,
+            workloads,
             shape,
             dtype,
-            [arm.method for arm in arms],
-            rows=_rows(chosen, workloads),
-            max_len=max_len,
-            prefill_chunk=config.prefill_chunk,
-            sampled=config.temperature > 0,
+            rows=rows,
+            ours=memory,
+            free=free,
+            device_bytes=device_bytes(device),
         )
-        check_memory(memory, free, _rows(chosen, workloads), max_len)
-        return chosen, memory
+        return chosen, memory, residency
 
     if config.batch_size is not None:
         return plan(config.batch_size)

@@ -6,15 +6,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench.bench.backends import Backends, EngineHost
 from specbench.bench.environment import describe
 from specbench.bench.lossless import Judge
-from specbench.bench.passes import Runner, classify, interleave
+from specbench.bench.passes import Runner, interleave
 from specbench.bench.plan import Plan, make_plan
 from specbench.bench.redact import redact
+from specbench.bench.status import classify
 from specbench.config import RunConfig
-from specbench.errors import DataError, OutOfMemoryError, SpecbenchError, UsageError
+from specbench.errors import DataError, SpecbenchError, UsageError
 from specbench.results.reading import read_run
-from specbench.results.records import RunRecord, Status
+from specbench.results.records import RunRecord
 from specbench.results.report import Summary, write_reports
 from specbench.results.store import RunStore
 from specbench.results.terminal import print_summary
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from specbench.engine.engine import Engine
-    from specbench.engine.model import Transformer
 
 INTERRUPTED = 130
 
@@ -52,7 +53,7 @@ def run_benchmark(config: RunConfig, *, console: "Console", argv: Sequence[str])
     """
     import torch
 
-    from specbench.engine.loader import load_model
+    from specbench.engine.loader import describe_model
 
     began = time.perf_counter()
     folder = _output_folder(config)
@@ -60,26 +61,28 @@ def run_benchmark(config: RunConfig, *, console: "Console", argv: Sequence[str])
         torch.set_num_threads(config.threads)
     plan = make_plan(config)
     config = plan.config
-    for line in (*plan.choices, f"memory {plan.memory}"):
+    for line in (*plan.choices, *_memory_lines(plan)):
         console.print(line, style="dim", markup=False, highlight=False)
-    loaded = load_model(
-        config.model,
-        device=str(config.device),
-        dtype=plan.dtype,
-        max_len=plan.max_len,
-        revision=config.model_revision,
-        rope_scaling=config.rope_scaling,
-        seed=config.seed,
+    model = describe_model(
+        str(config.model), config.model_revision, config.rope_scaling, config.seed
     )
-    engine = _make_engine(plan, loaded.model)
+    host = EngineHost(plan)
+    if plan.memory is not None:
+        host.engine  # noqa: B018 - what cannot be loaded is refused before a record is written
     open_store = RunStore.resume if config.resume else RunStore.create
-    with open_store(folder, _run_record(plan, loaded.provenance, argv)) as store:
+    with (
+        open_store(folder, _run_record(plan, model, argv)) as store,
+        Backends(plan, host, folder) as backends,
+    ):
         passes = interleave(plan.arms, plan.workloads, config.repeats)
         failure = None
         try:
-            Runner(config, engine, store, console).run(passes)
-            failure = _judge(plan, engine, store)
+            Runner(config, backends, plan.rows, store, console).run(passes)
+            backends.close_served()
+            if plan.memory is not None:
+                failure = _judge(plan, host.engine, store)
         except KeyboardInterrupt:
+            backends.close_served()
             _report(folder, console, began)
             return INTERRUPTED
     summary = _report(folder, console, began)
@@ -90,22 +93,9 @@ def run_benchmark(config: RunConfig, *, console: "Console", argv: Sequence[str])
     return summary.exit_status
 
 
-def _make_engine(plan: Plan, model: "Transformer") -> "Engine":
-    from specbench.engine.engine import Engine
-
-    try:
-        return Engine(
-            model,
-            rows=plan.rows,
-            max_len=plan.max_len,
-            ignore_eos=plan.config.ignore_eos,
-            prefill_chunk=plan.config.prefill_chunk,
-        )
-    except Exception as error:
-        status, message = classify(error)
-        if status is not Status.OOM:
-            raise
-        raise OutOfMemoryError(message) from error
+def _memory_lines(plan: Plan) -> list[str]:
+    lines = [] if plan.memory is None else [f"memory {plan.memory}"]
+    return [*lines, f"memory of {plan.residency}"] if plan.residency.shares else lines
 
 
 def _judge(plan: Plan, engine: "Engine", store: RunStore) -> str | None:

@@ -10,3 +10,4 @@ if TYPE_CHECKING:
 METHODS: "Registry[type[Method]]" = Registry("method", "specbench.methods")
 METHODS.register_lazy("autoregressive", "specbench.methods.autoregressive:Autoregressive")
 METHODS.register_lazy("vegas", "specbench.methods.vegas:Vegas")
+METHODS.register_lazy("vllm", "specbench.methods.vllm.method:Vllm")

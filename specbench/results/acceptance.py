@@ -1,6 +1,7 @@
 """How many tokens a verification yields, and how an iteration's time is split."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import ClassVar
 
@@ -22,17 +23,72 @@ class Step:
 
 
 def steps_of(record: RequestRecord) -> list[Step]:
-    """The verify steps of a request.
+    """The verify steps of a request; none where the engine does not say what it drafted.
 
     Where the output ends inside an accepted prefix (EOS, length limit), the drafts behind the end
     were accepted but never committed: they do not count as accepted.
     """
+    if record.drafted is None:
+        return []
     return [
         Step(drafted, min(accepted, committed), committed)
         for drafted, accepted, committed in zip(
             record.drafted, record.accepted, record.committed, strict=True
         )
     ]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Sums over the steps of an arm that had drafts, from its records or another engine's counters.
+
+    Attributes
+    ----------
+    rounds : int
+        Such steps.
+    drafted, accepted : int
+        Tokens.
+    reached : list of int
+        For i = 1 … gamma, steps that accepted at least i.
+    offered : list of int
+        For i = 1 … gamma, steps with at least i drafts; the engine's counters take all steps.
+    offered_next : list of int
+        Those of them that accepted the i - 1 before.
+    """
+
+    rounds: int
+    drafted: int
+    accepted: int
+    reached: list[int]
+    offered: list[int]
+    offered_next: list[int]
+
+
+def tally(cell: Cell) -> Tally | None:
+    """The sums of `cell`; None where they are unknown."""
+    counted = cell.counters
+    if counted is not None:
+        reached = counted.accepted_per_position
+        return Tally(
+            rounds=counted.num_drafts,
+            drafted=counted.draft_tokens,
+            accepted=counted.accepted_tokens,
+            reached=reached,
+            offered=[counted.num_drafts] * len(reached),
+            offered_next=[counted.num_drafts, *reached[:-1]],
+        )
+    if any(record.drafted is None for record in cell.requests):
+        return None
+    steps = [step for record in cell.healthy for step in steps_of(record)]
+    places = range(1, cell.gamma + 1)
+    return Tally(
+        rounds=sum(step.drafted > 0 for step in steps),
+        drafted=sum(step.drafted for step in steps),
+        accepted=sum(step.accepted for step in steps),
+        reached=[sum(step.accepted >= i for step in steps) for i in places],
+        offered=[sum(step.drafted >= i for step in steps) for i in places],
+        offered_next=[sum(s.drafted >= i and s.accepted >= i - 1 for s in steps) for i in places],
+    )
 
 
 class Acceptance(Metric):
@@ -47,10 +103,15 @@ class Acceptance(Metric):
 class AcceptanceLength(Acceptance):
     """Tokens committed per verify step, bonus included.
 
-    Pooled over all steps, which weights long outputs more, and as the mean over requests.
+    Pooled over all steps, which weights long outputs more, and as the mean over requests;
+    `drafted_acceptance_length` leaves out the steps that had no draft, as vLLM does.
     """
 
-    columns = ("spec_decode_acceptance_length", "mean_request_acceptance_length")
+    columns = (
+        "spec_decode_acceptance_length",
+        "mean_request_acceptance_length",
+        "drafted_acceptance_length",
+    )
 
     def compute(self, cell: Cell, group: Group) -> Row:
         stepped = [r.committed for r in cell.healthy if r.committed]
@@ -61,7 +122,9 @@ class AcceptanceLength(Acceptance):
             raise InvariantError(
                 f"{cell.arm.name} on {cell.dataset.name}: AL {pooled} outside [1, gamma+1]"
             )
-        return dict(zip(self.columns, (pooled, fmean(map(fmean, stepped))), strict=True))
+        sums = tally(cell)
+        drafted = 1 + sums.accepted / sums.rounds if sums and sums.rounds else None
+        return dict(zip(self.columns, (pooled, fmean(map(fmean, stepped)), drafted), strict=True))
 
 
 class AcceptanceRate(Acceptance):
@@ -75,25 +138,31 @@ class AcceptanceRate(Acceptance):
     )
 
     def compute(self, cell: Cell, group: Group) -> Row:
-        steps = _steps(cell)
-        drafted = sum(step.drafted for step in steps)
-        accepted = sum(step.accepted for step in steps)
-        rounds = sum(step.drafted > 0 for step in steps)
-        rate = accepted / drafted if drafted else None
-        return dict(zip(self.columns, (rate, rounds, drafted, accepted), strict=True))
+        sums = tally(cell)
+        if sums is None:
+            return {}
+        rate = sums.accepted / sums.drafted if sums.drafted else None
+        figures = (rate, sums.rounds, sums.drafted, sums.accepted)
+        return dict(zip(self.columns, figures, strict=True))
 
 
 class Histogram(Acceptance):
-    """Verify steps, and how many of them accepted 0, 1, … gamma drafts."""
+    """Verify steps, and how many of them accepted 0, 1, … gamma drafts.
+
+    An engine's counters give the histogram of the steps that had drafts.
+    """
 
     columns = ("num_verify_steps", "acceptance_histogram")
 
     def compute(self, cell: Cell, group: Group) -> Row:
-        steps = _steps(cell)
-        histogram = [0] * (cell.gamma + 1)
-        for step in steps:
-            histogram[step.accepted] += 1
-        return {"num_verify_steps": len(steps), "acceptance_histogram": histogram}
+        steps = sum(len(record.committed) for record in cell.healthy)
+        sums = tally(cell)
+        if sums is None:
+            return {"num_verify_steps": steps}
+        total = sums.rounds if cell.counters is not None else steps
+        ladder = [total, *sums.reached, 0]
+        histogram = [a - b for a, b in pairwise(ladder)]
+        return {"num_verify_steps": steps, "acceptance_histogram": histogram}
 
 
 class PerPosition(Acceptance):
@@ -109,16 +178,11 @@ class PerPosition(Acceptance):
     )
 
     def compute(self, cell: Cell, group: Group) -> Row:
-        steps = _steps(cell)
-        cumulative: list[float | None] = []
-        conditional: list[float | None] = []
-        for i in range(1, cell.gamma + 1):
-            drafted = [step for step in steps if step.drafted >= i]
-            reached = [step for step in drafted if step.accepted >= i - 1]
-            accepted = sum(step.accepted >= i for step in reached)
-            cumulative.append(accepted / len(drafted) if drafted else None)
-            conditional.append(accepted / len(reached) if reached else None)
-        return dict(zip(self.columns, (cumulative, conditional), strict=True))
+        sums = tally(cell)
+        if sums is None:
+            return {}
+        rates = (_ratios(sums.reached, sums.offered), _ratios(sums.reached, sums.offered_next))
+        return dict(zip(self.columns, rates, strict=True))
 
 
 class TimeSplit(Metric):
@@ -159,8 +223,8 @@ class TimeSplit(Metric):
         return iteration / (total / count) if count and total > 0 else None
 
 
-def _steps(cell: Cell) -> list[Step]:
-    return [step for record in cell.healthy for step in steps_of(record)]
+def _ratios(parts: list[int], wholes: list[int]) -> list[float | None]:
+    return [a / b if b else None for a, b in zip(parts, wholes, strict=True)]
 
 
 def _split(cell: Cell) -> tuple[float, float, dict[str, float] | None]:

@@ -87,10 +87,33 @@ def _cell_warnings(cell: Cell) -> list[str]:
     reasons = Counter(
         record.reason or "no reason on record"
         for record in cell.verdicts
-        if record.lossless is None
+        if record.lossless is None and record.tier != "agreement"
     )
     lines += [f"losslessness of {n} requests unchecked: {reason}" for reason, n in reasons.items()]
+    lines += _served_warnings(cell)
     return lines + (_figure_warnings(cell) if cell.measured else [])
+
+
+def _served_warnings(cell: Cell) -> list[str]:
+    """Of an arm in another engine: where it parts from this one, and what disturbed its figures."""
+    lines = []
+    compared = [record for record in cell.verdicts if record.tier == "agreement"]
+    parted = [r.top2_margin for r in compared if r.identical is False and r.top2_margin is not None]
+    if parted:
+        lines.append(
+            f"{len(parted)} of {len(compared)} outputs part from the autoregressive arm's, where "
+            f"the two best logits are {min(parted):.2g} to {max(parted):.2g} apart"
+        )
+    served = [record.served for record in cell.passes if record.served is not None]
+    versions = sorted({record.version for record in served})
+    if len(versions) > 1:
+        lines.append(f"measured with different versions: {', '.join(versions)}")
+    preemptions = sum(record.preemptions or 0 for record in served)
+    if preemptions:
+        lines.append(f"{preemptions} requests were preempted while decoding: the KV cache is small")
+    if any(record.fill_cache_hits for record in served):
+        lines.append("prompt tokens came from the prefix cache while filling: TTFT is understated")
+    return lines
 
 
 def _figure_warnings(cell: Cell) -> list[str]:

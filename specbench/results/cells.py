@@ -14,6 +14,7 @@ from specbench.results.records import (
     LosslessRecord,
     RequestRecord,
     RunRecord,
+    SpecCounters,
     Status,
 )
 
@@ -88,7 +89,22 @@ class Cell:
         setting = self.arm.parameters.get("gamma")
         if isinstance(setting, int):
             return setting
-        return max((max(r.drafted, default=0) for r in self.requests), default=0)
+        drafted = (r.accepted if r.drafted is None else r.drafted for r in self.requests)
+        return max((max(counts, default=0) for counts in drafted), default=0)
+
+    @cached_property
+    def counters(self) -> SpecCounters | None:
+        """What another engine counted of its speculation, all passes together."""
+        found = [p.served.spec_decode for p in self.passes if p.served and p.served.spec_decode]
+        if not found:
+            return None
+        columns = zip(*(counted.accepted_per_position for counted in found), strict=True)
+        return SpecCounters(
+            num_drafts=sum(counted.num_drafts for counted in found),
+            draft_tokens=sum(counted.draft_tokens for counted in found),
+            accepted_tokens=sum(counted.accepted_tokens for counted in found),
+            accepted_per_position=[sum(column) for column in columns],
+        )
 
     @property
     def speculative(self) -> bool:

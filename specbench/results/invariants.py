@@ -74,8 +74,9 @@ def check_request(record: RequestRecord, gamma: int, full_batch: int) -> None:
     for name, values in lists.items():
         if values is not None and len(values) != steps:
             raise _error(record, f"{len(values)} entries in {name} for {steps} steps")
+    bounds = [gamma] * steps if record.drafted is None else record.drafted
     for step, (drafted, accepted, committed, running) in enumerate(
-        zip(record.drafted, record.accepted, record.committed, times.running, strict=True)
+        zip(bounds, record.accepted, record.committed, times.running, strict=True)
     ):
         if not 0 <= accepted <= drafted <= gamma:
             raise _error(
@@ -107,8 +108,8 @@ def check_times(record: RequestRecord) -> None:
     """
     times = record.times
     steps = times.steps
-    numbers = {
-        "queue": [times.queue_s],
+    numbers: dict[str, list[float] | None] = {
+        "queue": None if times.queue_s is None else [times.queue_s],
         "prefill": [times.prefill_s],
         "step": steps.step_s,
         "draft": steps.draft_s,
@@ -133,12 +134,19 @@ def unaccounted(records: list[RequestRecord]) -> float | None:
     """The share of decode time that is neither a step nor another request's prefill.
 
     All requests must be of one pass. The user's loop is on the clock, so this should be next to
-    nothing: TPOT is then step ITL / AL plus the wait for prefills. None without decode time.
+    nothing: TPOT is then step ITL / AL plus the wait for prefills. None without decode time, or
+    where the requests share no time line.
     """
-    busy = [(r.times.segment, r.times.queue_s, r.times.queue_s + r.times.ttft_s) for r in records]
+    busy = [
+        (r.times.segment, r.times.queue_s, r.times.queue_s + r.times.ttft_s)
+        for r in records
+        if r.times.queue_s is not None
+    ]
     total = explained = 0.0
     for record in records:
         times = record.times
+        if times.queue_s is None:
+            continue
         begin, end = times.queue_s + times.ttft_s, times.queue_s + times.e2e_s
         waited = sum(
             max(0.0, min(end, stop) - max(begin, start))

@@ -48,7 +48,8 @@ class Metric(ABC):
 class Counts(Metric):
     """What ran: totals over all repeats, excluded requests included.
 
-    `duration` is the wall time in seconds from the start of each pass to its last token.
+    `duration` is the wall time in seconds from the start of each pass to its last token; unknown
+    where prefill and decode were timed in passes of their own.
     """
 
     columns = (
@@ -69,7 +70,7 @@ class Counts(Metric):
             "total_input_tokens": sum(r.prompt_tokens for r in records),
             "total_output_tokens": sum(len(r.output_ids) for r in records),
             "duration": duration,
-            "request_throughput": len(records) / duration if duration > 0 else None,
+            "request_throughput": len(records) / duration if duration else None,
         }
 
 
@@ -119,7 +120,7 @@ class EndToEndThroughput(Metric):
     def compute(self, cell: Cell, group: Group) -> Row:
         duration = _duration(cell.requests)
         tokens = sum(len(r.output_ids) for r in cell.requests)
-        return {"e2e_output_throughput": tokens / duration if duration > 0 else None}
+        return {"e2e_output_throughput": tokens / duration if duration else None}
 
 
 class Resources(Metric):
@@ -146,9 +147,11 @@ def _tpot(record: RequestRecord) -> list[float]:
     return [(record.times.e2e_s - record.times.ttft_s) / (tokens - 1)] if tokens > 1 else []
 
 
-def _duration(records: list[RequestRecord]) -> float:
+def _duration(records: list[RequestRecord]) -> float | None:
     ends: dict[tuple[int, int], float] = {}
     for record in records:
+        if record.times.queue_s is None:
+            return None
         key = (record.repeat, record.times.segment)
         ends[key] = max(ends.get(key, 0.0), record.times.queue_s + record.times.e2e_s)
     return sum(ends.values())

@@ -55,7 +55,10 @@ class RequestTimes(Record):
     """When things happened to one request; everything that differs from run to run."""
 
     segment: int = Field(description="which process wrote it: 0, one more at each --resume")
-    queue_s: float = Field(description="from the start of the pass to admission")
+    queue_s: float | None = Field(
+        description="from the start of the pass to admission; null where prefill and decode were "
+        "timed in passes of their own, so that the requests share no time line"
+    )
     prefill_s: float
     ttft_s: float = Field(description="admission to first token: prefill and its sampling")
     e2e_s: float = Field(description="admission to last token")
@@ -74,7 +77,9 @@ class RequestRecord(Record):
     prompt_tokens: int
     output_ids: list[int]
     finish_reason: Literal["eos", "length"]
-    drafted: list[int] = Field(description="tokens drafted for each verify step")
+    drafted: list[int] | None = Field(
+        description="tokens drafted for each verify step; null where the engine does not say"
+    )
     accepted: list[int] = Field(description="drafts the verification accepted, each step")
     committed: list[int] = Field(description="tokens committed, bonus included, each step")
     degenerate: bool = Field(description="the output loops, which inflates acceptance")
@@ -84,6 +89,30 @@ class RequestRecord(Record):
     def key(self) -> tuple[str, str, int, int]:
         """What identifies the request within a run: arm, dataset, repeat, index."""
         return self.arm, self.dataset, self.repeat, self.index
+
+
+class SpecCounters(Record):
+    """An engine's own counters of its speculation, over one pass."""
+
+    num_drafts: int = Field(description="verify steps of a request that had drafts")
+    draft_tokens: int
+    accepted_tokens: int
+    accepted_per_position: list[int] = Field(description="steps that accepted draft 1, 2, ...")
+
+
+class ServedRecord(Record):
+    """What an engine of another process (vLLM) said of one pass: its counters' differences.
+
+    After a resume they cover what the last process ran of the pass.
+    """
+
+    version: str
+    settings: dict[str, Any] = Field(description="the engine's effective settings")
+    prompt_tokens: int
+    fill_cache_hits: int | None = Field(description="prompt tokens read from cache while filling")
+    decode_cache_hits: int | None = Field(description="the same while decoding")
+    preemptions: int | None
+    spec_decode: SpecCounters | None = Field(description="null with speculation off")
 
 
 class ArmRecord(Record):
@@ -98,13 +127,15 @@ class ArmRecord(Record):
     graph_mode: str = Field(description="'eager', or how CUDA graphs were used")
     attention_backend: str
     peak_memory_bytes: int | None = None
+    served: ServedRecord | None = None
 
 
 class LosslessRecord(Record):
     """The losslessness verdict for one request of an arm in one repeat.
 
     `tier` is "exact" (token equality with the autoregressive arm), "teacher-forced" (each token
-    within `threshold` of the arg-max logit) or "unchecked" (`reason` says why).
+    within `threshold` of the arg-max logit), "agreement" (of another engine, whose kernels round
+    differently: compared, not judged) or "unchecked" (`reason` says why).
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -112,7 +143,7 @@ class LosslessRecord(Record):
     dataset: str
     repeat: int
     index: int
-    tier: Literal["exact", "teacher-forced", "unchecked"]
+    tier: Literal["exact", "teacher-forced", "agreement", "unchecked"]
     lossless: bool | None
     identical: bool | None = Field(description="same tokens as the autoregressive arm")
     first_divergence: int | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import DataError
 from specbench.results.caveats import collect_warnings
 from specbench.results.cells import Group, build_groups
+from specbench.results.compact import compact_frames
 from specbench.results.metrics import Row
 from specbench.results.reading import read_folder
 from specbench.results.records import RunRecord, Status
@@ -27,7 +28,7 @@ class Summary:
     rows : list of dict
         Every figure, a row an arm and dataset; the terminal table and the plots are made of them.
     frames : dict of str to DataFrame
-        The CSV files by name: throughput, acceptance, overhead, lossless.
+        The CSV files by name: throughput, acceptance, overhead, lossless, repeats, requests.
     warnings : list of str
         What a reader must know before trusting a figure.
     exit_status : int
@@ -62,7 +63,7 @@ def summarise(folder: Path) -> Summary:
     return Summary(
         run=data.run,
         rows=rows,
-        frames=build_frames(rows, data.verdicts),
+        frames=build_frames(rows, data.verdicts) | compact_frames(groups),
         warnings=collect_warnings(data, groups),
         exit_status=exit_status(groups),
         files=[],

@@ -82,10 +82,14 @@ def build_frames(rows: list[Row], verdicts: list[LosslessRecord]) -> dict[str, "
 def verdict(cell: Cell) -> str | None:
     """The losslessness of an arm in a few words, such as ``"exact 8/8"``; None before any check.
 
-    The numbers are the requests found lossless and those checked.
+    The numbers are the requests found lossless and those checked. Of another engine's arm they are
+    those that agree with the autoregressive arm, ``"agrees 9/10"``: no verdict.
     """
     if not cell.verdicts:
         return None
+    compared = [record for record in cell.verdicts if record.tier == "agreement"]
+    if compared:
+        return f"agrees {sum(record.identical is True for record in compared)}/{len(compared)}"
     checked = [record for record in cell.verdicts if record.lossless is not None]
     if not checked:
         return "unchecked"

@@ -1,0 +1,52 @@
+"""What runs an arm's passes: specbench's engine, or another one in a process of its own."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+from specbench.engine.generate import Generated, Progress, Request
+
+if TYPE_CHECKING:
+    from specbench.engine.sampling import Sampling
+    from specbench.results.records import ServedRecord
+
+
+class Backend(ABC):
+    """Runs the requests of one arm.
+
+    Attributes
+    ----------
+    graph_mode, attention_backend : str
+        For the records; known once open.
+    served : ServedRecord or None
+        What an engine of another process said of the last pass.
+    """
+
+    graph_mode: str
+    attention_backend: str
+    served: "ServedRecord | None" = None
+
+    @abstractmethod
+    def open(self) -> None:
+        """Take the memory and start what must be started; nothing if that is done."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the memory back; `open` may follow."""
+
+    @abstractmethod
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: "Sampling",
+        progress: Progress,
+        segment: int,
+    ) -> Generator[Generated]:
+        """Decode `requests`, yielding each as it completes."""
+
+    def reset_peak(self) -> None:
+        """Start `peak_memory` anew, where that is possible."""
+
+    @abstractmethod
+    def peak_memory(self) -> int | None:
+        """The most bytes that the pass took; None where the system does not say."""

@@ -1,0 +1,188 @@
+"""The engines of a run: who runs which arm, and whose turn it is to hold memory."""
+
+import gc
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from specbench.bench.arms import Arm
+from specbench.bench.backend import Backend
+from specbench.bench.memory import PeakMemory
+from specbench.bench.residency import HEADROOM_TOKENS
+from specbench.bench.status import classify
+from specbench.engine.generate import Generated, Progress, Request, generate
+from specbench.errors import OutOfMemoryError
+from specbench.methods.base import EngineMethod
+from specbench.methods.vllm.method import Vllm
+from specbench.results.records import Status
+
+if TYPE_CHECKING:
+    from specbench.bench.plan import Plan
+    from specbench.engine.engine import Engine
+    from specbench.engine.sampling import Sampling
+
+
+class EngineHost:
+    """specbench's own engine, loaded when it is wanted and unloaded when another has the turn."""
+
+    def __init__(self, plan: "Plan") -> None:
+        self.plan = plan
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> "Engine":
+        """The engine with its weights.
+
+        Raises
+        ------
+        SpecbenchError
+            See `load_model`; OutOfMemoryError also where the KV cache does not fit.
+        """
+        if self._engine is None:
+            self._engine = self._load()
+        return self._engine
+
+    def close(self) -> None:
+        """Free weights and KV cache."""
+        if self._engine is None:
+            return
+        self._engine = None
+        gc.collect()
+        if self.plan.config.device == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def _load(self) -> "Engine":
+        from specbench.engine.engine import Engine
+        from specbench.engine.loader import load_model
+
+        config, plan = self.plan.config, self.plan
+        loaded = load_model(
+            config.model,
+            device=str(config.device),
+            dtype=plan.dtype,
+            max_len=plan.max_len,
+            revision=config.model_revision,
+            rope_scaling=config.rope_scaling,
+            seed=config.seed,
+        )
+        try:
+            return Engine(
+                loaded.model,
+                rows=plan.rows,
+                max_len=plan.max_len,
+                ignore_eos=config.ignore_eos,
+                prefill_chunk=config.prefill_chunk,
+            )
+        except Exception as error:
+            status, message = classify(error)
+            if status is not Status.OOM:
+                raise
+            raise OutOfMemoryError(message) from error
+
+
+class EngineBackend(Backend):
+    """An arm in specbench's own engine, which all such arms share."""
+
+    graph_mode = attention_backend = "unknown"
+
+    def __init__(self, host: EngineHost, method: EngineMethod) -> None:
+        self.host = host
+        self.method = method
+        self._peak = PeakMemory(host.plan.config.device or "cpu")
+
+    def open(self) -> None:
+        """Load the engine."""
+        engine = self.host.engine
+        self.graph_mode, self.attention_backend = engine.graph_mode, engine.attention_backend
+
+    def close(self) -> None:
+        """Free the engine, and with it what the method holds of it."""
+        self.method.unbind()
+        self.host.close()
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: "Sampling",
+        progress: Progress,
+        segment: int,
+    ) -> Generator[Generated]:
+        """Continuous batching in this process."""
+        engine = self.host.engine
+        engine.use(self.method, sampling)
+        return generate(engine, requests, progress, segment)
+
+    def reset_peak(self) -> None:
+        """Of the allocator, or of this process."""
+        self._peak.reset()
+
+    def peak_memory(self) -> int | None:
+        """Since `reset_peak`."""
+        return self._peak.read()
+
+
+class Backends:
+    """A backend for every arm; closed, and with it every other process, like a file."""
+
+    def __init__(self, plan: "Plan", host: EngineHost, folder: Path) -> None:
+        self._exclusive = plan.residency.exclusive
+        self._backends: dict[str, Backend] = {}
+        for arm in plan.arms:
+            if isinstance(arm.method, EngineMethod):
+                self._backends[arm.name] = EngineBackend(host, arm.method)
+            elif isinstance(arm.method, Vllm):
+                self._backends[arm.name] = _vllm(arm, arm.method, plan, folder)
+            else:
+                raise TypeError(f"nothing runs the method {arm.method.name}")
+
+    def __getitem__(self, arm: Arm) -> Backend:
+        """The arm's backend, not yet open."""
+        return self._backends[arm.name]
+
+    def open(self, arm: Arm) -> Backend:
+        """The arm's backend, open, the others closed where memory holds one at a time."""
+        chosen = self[arm]
+        if self._exclusive:
+            for other in self._backends.values():
+                shared = isinstance(other, EngineBackend) and isinstance(chosen, EngineBackend)
+                if other is not chosen and not shared:
+                    other.close()
+        chosen.open()
+        return chosen
+
+    def close_served(self) -> None:
+        """End the engines of other processes."""
+        for backend in self._backends.values():
+            if not isinstance(backend, EngineBackend):
+                backend.close()
+
+    def __enter__(self) -> "Backends":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close_served()
+
+
+def _vllm(arm: Arm, method: Vllm, plan: "Plan", folder: Path) -> Any:
+    from specbench.methods.vllm.backend import VllmBackend, VllmJob
+
+    room = plan.max_len + HEADROOM_TOKENS + method.gamma
+    job = VllmJob(
+        config=plan.config,
+        name=arm.name,
+        folder=folder,
+        rows=plan.rows,
+        max_len=min(room, plan.shape.context_length),
+        eos=() if plan.config.ignore_eos else plan.shape.eos_ids,
+        dummy=str(plan.config.model).startswith("dummy:"),
+        share=plan.residency.shares[arm.name],
+    )
+    return VllmBackend(method, job)

@@ -1,0 +1,306 @@
+"""Runs an arm in vLLM: starts it with what the run decided, and turns its events into records."""
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench.bench.backend import Backend
+from specbench.engine.generate import Generated, Progress, Request
+from specbench.errors import DataError
+from specbench.methods.vllm.process import VllmError, VllmProcess, interpreter
+from specbench.methods.vllm.session import session_memory
+from specbench.results.records import RequestTimes, ServedRecord, SpecCounters, StepTimes
+
+if TYPE_CHECKING:
+    from specbench.bench.residency import VllmShare
+    from specbench.config import RunConfig
+    from specbench.engine.sampling import Sampling
+    from specbench.methods.vllm.method import Vllm
+
+# Given by the user, these take the place of the run's own sizing of the KV cache.
+_MEMORY_KEYS = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
+
+
+@dataclass(frozen=True)
+class VllmJob:
+    """What the run decided for vLLM.
+
+    Attributes
+    ----------
+    config : RunConfig
+        Fully resolved.
+    name : str
+        The arm's; its log is ``<name>.log`` in `folder`.
+    folder : Path
+        The run's.
+    rows : int
+        Requests that decode together.
+    max_len : int
+        Tokens of the longest request, room for drafts included.
+    eos : tuple of int
+        Tokens that end a request.
+    dummy : bool
+        Random weights.
+    share : VllmShare
+        Its memory, and how many prompts its KV cache holds.
+    """
+
+    config: "RunConfig"
+    name: str
+    folder: Path
+    rows: int
+    max_len: int
+    eos: tuple[int, ...]
+    dummy: bool
+    share: "VllmShare"
+
+
+class VllmBackend(Backend):
+    """An arm's vLLM; started by `open`, ended by `close` and by anything that goes wrong."""
+
+    def __init__(self, method: "Vllm", job: VllmJob) -> None:
+        self.method = method
+        self.job = job
+        self.graph_mode = self.attention_backend = "unknown"
+        self.served: ServedRecord | None = None
+        self._process: VllmProcess | None = None
+        self._about: dict[str, Any] = {}
+        self._device_bytes: int | None = None
+
+    def open(self) -> None:
+        """Start vLLM, unless it runs.
+
+        Raises
+        ------
+        VllmError, OutOfMemoryError, ContextTooLongError, ArmTimeoutError
+            See `VllmProcess.ask`; VllmError also where the model cannot be handed over.
+        """
+        if self._process is not None:
+            return
+        config, parameters = self.job.config, self.method.parameters
+        model = self._model_folder()
+        free = _free_device_bytes(config)
+        python = parameters.vllm_python
+        self._process = VllmProcess(
+            interpreter(None if python is None else str(python)),
+            self.job.folder / f"{self.job.name}.log",
+            _environment(config),
+            parameters.vllm_timeout,
+        )
+        try:
+            arguments = self._arguments(model)
+            extra = list(parameters.vllm_arg)
+            *_, about = self._process.ask("start", arguments=arguments, extra=extra)
+        except BaseException:
+            self.close()
+            raise
+        self._about = {key: value for key, value in about.items() if key != "event"}
+        self.graph_mode = _graph_mode(self._about, self.job.rows)
+        backend = self._process.attention_backend() or self._about.get("backend")
+        self.attention_backend = f"vLLM {backend}" if backend else "vLLM's choice"
+        if free is not None:
+            self._device_bytes = free - (_free_device_bytes(config) or free)
+
+    def close(self) -> None:
+        """End vLLM; nothing of it is left."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.close()
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: "Sampling",
+        progress: Progress,
+        segment: int,
+    ) -> Generator[Generated]:
+        """Fill and decode passes (docs/methodology.md); each request as vLLM finishes it."""
+        self.open()
+        process = self._process
+        assert process is not None
+        known = {request.index: request for request in requests}
+        filled: dict[int, float] = {}
+        counts: list[dict[str, Any]] = []
+        events = process.ask(
+            "run",
+            requests=[[r.index, r.token_ids, r.max_new_tokens] for r in requests],
+            group=self.job.share.group or self.job.rows,
+            sampling={
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+                "stop_token_ids": list(self.job.eos),
+            },
+        )
+        finished = False
+        try:
+            for event in events:
+                if event["event"] == "filled":
+                    filled[event["index"]] = event["seconds"]
+                    progress.prefilled(event["tokens"])
+                elif event["event"] == "decoded":
+                    progress.decoded(event["tokens"])
+                elif event["event"] == "counted":
+                    counts.append(event)
+                elif event["event"] == "finished":
+                    index = event["index"]
+                    yield _generated(known[index], event, filled[index], segment)
+            finished = True
+        finally:
+            if not finished:  # vLLM is still at work, or beyond it
+                self.close()
+        tokens = sum(len(request.token_ids) for request in requests)
+        self.served = _served(self._about, counts, tokens, self.method.speculation)
+
+    def peak_memory(self) -> int | None:
+        """Bytes that vLLM took on the device, or its processes' highest resident sets."""
+        if self.job.config.device == "cuda":
+            return self._device_bytes
+        return session_memory(self._process.pid) if self._process is not None else None
+
+    def _model_folder(self) -> Path:
+        import torch
+
+        from specbench.engine.export import hf_folder
+
+        config = self.job.config
+        try:
+            return hf_folder(
+                str(config.model),
+                getattr(torch, str(config.dtype)),
+                revision=config.model_revision,
+                rope_scaling=config.rope_scaling,
+            )
+        except DataError as error:
+            raise VllmError(f"the model cannot be handed to vLLM: {error}") from error
+
+    def _arguments(self, model: Path) -> list[str]:
+        config, job = self.job.config, self.job
+        words = [
+            *("--model", str(model)),
+            *("--dtype", str(config.dtype)),
+            *("--max-model-len", str(job.max_len)),
+            *("--max-num-seqs", str(job.rows)),
+            *("--seed", str(config.seed % 2**31)),
+            *("--generation-config", "vllm"),  # sampling comes with the requests alone
+            "--skip-tokenizer-init",
+            "--enable-prefix-caching",
+        ]
+        if job.dummy:
+            words += ["--load-format", "dummy"]
+        given = {arg.partition("=")[0].replace("-", "_") for arg in self.method.parameters.vllm_arg}
+        if not given.intersection(_MEMORY_KEYS):
+            words += ["--kv-cache-memory-bytes", str(job.share.kv_bytes)]
+            if job.share.utilization is not None:
+                words += ["--gpu-memory-utilization", f"{job.share.utilization:.4f}"]
+        return words
+
+
+def _environment(config: "RunConfig") -> dict[str, str]:
+    variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if config.device == "cpu":
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+        if config.threads:
+            cores = sorted(os.sched_getaffinity(0))[: config.threads]
+            variables["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
+    return variables
+
+
+def _free_device_bytes(config: "RunConfig") -> int | None:
+    if config.device != "cuda":
+        return None
+    import torch
+
+    return torch.cuda.mem_get_info()[0]
+
+
+def _graph_mode(about: Mapping[str, Any], rows: int) -> str:
+    """vLLM's graph mode, and whether a step of the full batch is beyond its largest graph."""
+    mode = str(about.get("cudagraph_mode") or "NONE")
+    if mode == "NONE":
+        return "eager"
+    largest = about.get("max_cudagraph_capture_size")
+    tokens = rows * ((about.get("num_speculative_tokens") or 0) + 1)
+    if isinstance(largest, int) and tokens > largest:
+        return f"{mode}, none beyond {largest} tokens (a full step has {tokens})"
+    return mode
+
+
+def _generated(
+    request: Request, event: Mapping[str, Any], prefill_s: float, segment: int
+) -> Generated:
+    committed: list[int] = event["committed"]
+    ended = event["output_ids"][-1:] and event["reason"] == "stop"
+    times = RequestTimes(
+        segment=segment,
+        queue_s=None,
+        prefill_s=prefill_s,
+        ttft_s=prefill_s,
+        e2e_s=prefill_s + event["decode_s"],
+        steps=StepTimes(
+            step_s=event["step_s"],
+            draft_s=None,
+            verify_s=None,
+            selection_s=None,
+            sampling_s=None,
+            running=event["running"],
+        ),
+    )
+    return Generated(
+        request=request,
+        output_ids=event["output_ids"],
+        finish_reason="eos" if ended else "length",
+        drafted=None,
+        accepted=[count - 1 for count in committed],
+        committed=committed,
+        times=times,
+    )
+
+
+def _served(
+    about: Mapping[str, Any],
+    counts: Sequence[Mapping[str, Any]],
+    prompt_tokens: int,
+    speculation: Mapping[str, Any],
+) -> ServedRecord:
+    """What vLLM's counters say of a pass: differences, summed over its groups."""
+
+    def moved(part: str, name: str) -> Any:
+        values = [_difference(event[part], f"vllm:{name}") for event in counts]
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        vector = isinstance(known[0], list)
+        return [sum(column) for column in zip(*known, strict=True)] if vector else sum(known)
+
+    drafts = moved("decode", "spec_decode_num_drafts") if speculation else None
+    counters = None
+    if drafts is not None:
+        counters = SpecCounters(
+            num_drafts=drafts,
+            draft_tokens=moved("decode", "spec_decode_num_draft_tokens"),
+            accepted_tokens=moved("decode", "spec_decode_num_accepted_tokens"),
+            accepted_per_position=moved("decode", "spec_decode_num_accepted_tokens_per_pos"),
+        )
+    return ServedRecord(
+        version=f"{about['package']} {about['version']}",
+        settings={k: v for k, v in about.items() if k not in ("package", "version")},
+        prompt_tokens=prompt_tokens,
+        fill_cache_hits=moved("fill", "prefix_cache_hits"),
+        decode_cache_hits=moved("decode", "prefix_cache_hits"),
+        preemptions=moved("decode", "num_preemptions"),
+        spec_decode=counters,
+    )
+
+
+def _difference(counters: Sequence[Mapping[str, Any]], name: str) -> Any:
+    before, after = counters
+    if name not in after:
+        return None
+    new = after[name]
+    if isinstance(new, list):
+        old = before.get(name) or [0] * len(new)
+        return [b - a for a, b in zip(old, new, strict=True)]
+    return new - before.get(name, 0)
