@@ -1,6 +1,6 @@
 """vLLM's decode step without specbench: (long - short generation) / steps, prompts in its cache.
 
-python scripts/bare_vllm_step.py MODEL bare.csv 1x24000 16x24000 64x8000
+python scripts/bare_vllm_step.py MODEL 24832 bare.csv 1x24000 16x24000 64x8000
 """
 
 import pathlib
@@ -11,7 +11,7 @@ import time
 
 from vllm import LLM, SamplingParams
 
-SHORT, LONG, REPEATS = 32, 288, 5
+SHORT, LONG, REPEATS = 32, 544, 7
 
 
 def seconds(llm: LLM, prompts: list[dict[str, list[int]]], new: int) -> float:
@@ -21,10 +21,9 @@ def seconds(llm: LLM, prompts: list[dict[str, list[int]]], new: int) -> float:
     return time.perf_counter() - began
 
 
-def main(model: str, csv: str, *names: str) -> None:
+def main(model: str, length: str, csv: str, *names: str) -> None:
     shapes = [tuple(map(int, name.split("x"))) for name in names]
-    longest = max(context for _, context in shapes)
-    llm = LLM(model, max_model_len=longest + LONG + 64, dtype="bfloat16")
+    llm = LLM(model, max_model_len=int(length), dtype="bfloat16")
     rows = ["batch,context,step_ms,low,high"]
     for batch, context in shapes:
         prompts = [

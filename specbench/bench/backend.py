@@ -44,6 +44,11 @@ class Backend(ABC):
     ) -> Generator[Generated]:
         """Decode `requests`, yielding each as it completes."""
 
+    @property
+    @abstractmethod
+    def warm_tokens(self) -> int:
+        """New tokens of a request that warm the arm up."""
+
     def reset_peak(self) -> None:
         """Start `peak_memory` anew, where that is possible."""
 

@@ -115,6 +115,11 @@ class EngineBackend(Backend):
         engine.use(self.method, sampling)
         return generate(engine, requests, progress, segment)
 
+    @property
+    def warm_tokens(self) -> int:
+        """One iteration, and one with fewer drafts."""
+        return self.method.gamma + 3
+
     def reset_peak(self) -> None:
         """Of the allocator, or of this process."""
         self._peak.reset()

@@ -127,13 +127,14 @@ class Runner:
         return status
 
     def _warm_up(self, entry: Pass, backend: Backend) -> None:
-        """Decode one iteration and a shrunken one at the measured shapes, off the record."""
+        """Decode some tokens at the measured shapes, off the record."""
         cell = entry.key[:2]
         if cell in self._warm:
             return
-        new = entry.arm.method.gamma + 3
         first = entry.workload.requests[: self.rows]
-        warm = [replace(r, max_new_tokens=min(new, r.max_new_tokens)) for r in first]
+        warm = [
+            replace(r, max_new_tokens=min(backend.warm_tokens, r.max_new_tokens)) for r in first
+        ]
         with closing(
             backend.generate(warm, Sampling.from_config(self.config), Progress(), 0)
         ) as decoded:

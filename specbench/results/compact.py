@@ -24,8 +24,9 @@ REPEATS = (
     "requests",
     "full_steps",
     "full_seconds",
-    "full_tokens",
     "step_ms",
+    "healthy_tokens",
+    "healthy_seconds",
     "output_throughput",
     "acceptance_length",
     "median_ttft_ms",
@@ -69,9 +70,48 @@ def compact_frames(groups: list[Group]) -> dict[str, "pd.DataFrame"]:
 
 
 def _repeat(cell: Cell, repeat: int) -> Row:
-    """The window of full steps of one pass: what decode throughput and step time are made of."""
-    records = [record for record in cell.healthy if record.repeat == repeat]
+    """The window of full steps of one pass: what step time and decode throughput are made of.
+
+    The step's time is that of all its requests; throughput leaves out those whose output loops.
+    """
+    every = [record for record in cell.requests if record.repeat == repeat]
+    healthy = [record for record in cell.healthy if record.repeat == repeat]
     passes = [record for record in cell.passes if record.repeat == repeat]
+    count, seconds, _ = _window(cell, every)
+    _, healthy_seconds, tokens = _window(cell, healthy)
+    shown = healthy_seconds > 0 and cell.shows_throughput
+    row: Row = {
+        "dataset": cell.dataset.name,
+        "arm": cell.arm.name,
+        "repeat": repeat,
+        "requests": len(every),
+        "full_steps": round(count, 3),
+        "full_seconds": seconds,
+        "step_ms": 1e3 * seconds / count if count else None,
+        "healthy_tokens": tokens,
+        "healthy_seconds": healthy_seconds,
+        "output_throughput": tokens / healthy_seconds if shown else None,
+        "acceptance_length": _acceptance_length(cell, healthy),
+        "median_ttft_ms": median(1e3 * r.times.ttft_s for r in every) if every else None,
+    }
+    for ended in passes:
+        row |= {
+            "status": ended.status.value,
+            "graph_mode": ended.graph_mode,
+            "attention_backend": ended.attention_backend,
+        }
+        if (served := ended.served) is not None:
+            row |= {
+                "engine_version": served.version,
+                "fill_cache_hits": served.fill_cache_hits,
+                "decode_cache_hit_rate": served.decode_cache_hits / served.prompt_tokens,
+                "preemptions": served.preemptions,
+            }
+    return row
+
+
+def _window(cell: Cell, records: list[RequestRecord]) -> tuple[float, float, int]:
+    """Full steps, their seconds and tokens; a request bears 1/running of each step."""
     count = seconds = 0.0
     tokens = 0
     for record in records:
@@ -83,34 +123,7 @@ def _repeat(cell: Cell, repeat: int) -> Row:
                 count += 1 / running
                 seconds += step / running
                 tokens += committed
-    row: Row = {
-        "dataset": cell.dataset.name,
-        "arm": cell.arm.name,
-        "repeat": repeat,
-        "requests": len(records),
-        "full_steps": round(count, 3),
-        "full_seconds": seconds,
-        "full_tokens": tokens,
-        "step_ms": 1e3 * seconds / count if count else None,
-        "output_throughput": tokens / seconds if seconds and cell.shows_throughput else None,
-        "acceptance_length": _acceptance_length(cell, records),
-        "median_ttft_ms": median(1e3 * r.times.ttft_s for r in records) if records else None,
-    }
-    for ended in passes:
-        row |= {
-            "status": ended.status.value,
-            "graph_mode": ended.graph_mode,
-            "attention_backend": ended.attention_backend,
-        }
-        if (served := ended.served) is not None:
-            hits = served.decode_cache_hits
-            row |= {
-                "engine_version": served.version,
-                "fill_cache_hits": served.fill_cache_hits,
-                "decode_cache_hit_rate": None if hits is None else hits / served.prompt_tokens,
-                "preemptions": served.preemptions,
-            }
-    return row
+    return count, seconds, tokens
 
 
 def _acceptance_length(cell: Cell, records: list[RequestRecord]) -> float | None:

@@ -109,8 +109,8 @@ class ServedRecord(Record):
     version: str
     settings: dict[str, Any] = Field(description="the engine's effective settings")
     prompt_tokens: int
-    fill_cache_hits: int | None = Field(description="prompt tokens read from cache while filling")
-    decode_cache_hits: int | None = Field(description="the same while decoding")
+    fill_cache_hits: int = Field(description="prompt tokens read from cache while filling")
+    decode_cache_hits: int = Field(description="the same while decoding")
     preemptions: int | None
     spec_decode: SpecCounters | None = Field(description="null with speculation off")
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specbench.engine.sampling import Sampling
     from specbench.methods.vllm.method import Vllm
 
+WARM_TOKENS = 256
 # Given by the user, these take the place of the run's own sizing of the KV cache.
 _MEMORY_KEYS = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
 
@@ -126,7 +127,8 @@ class VllmBackend(Backend):
         events = process.ask(
             "run",
             requests=[[r.index, r.token_ids, r.max_new_tokens] for r in requests],
-            group=self.job.share.group or self.job.rows,
+            group=self.job.share.group,
+            batch=self.job.rows,
             sampling={
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
@@ -153,6 +155,11 @@ class VllmBackend(Backend):
                 self.close()
         tokens = sum(len(request.token_ids) for request in requests)
         self.served = _served(self._about, counts, tokens, self.method.speculation)
+
+    @property
+    def warm_tokens(self) -> int:
+        """Its first hundreds of steps were seen to be slower than the later ones."""
+        return WARM_TOKENS
 
     def peak_memory(self) -> int | None:
         """Bytes that vLLM took on the device, or its processes' highest resident sets."""
@@ -182,7 +189,6 @@ class VllmBackend(Backend):
             *("--model", str(model)),
             *("--dtype", str(config.dtype)),
             *("--max-model-len", str(job.max_len)),
-            *("--max-num-seqs", str(job.rows)),
             *("--seed", str(config.seed % 2**31)),
             *("--generation-config", "vllm"),  # sampling comes with the requests alone
             "--skip-tokenizer-init",
@@ -267,36 +273,35 @@ def _served(
 ) -> ServedRecord:
     """What vLLM's counters say of a pass: differences, summed over its groups."""
 
-    def moved(part: str, name: str) -> Any:
-        values = [_difference(event[part], f"vllm:{name}") for event in counts]
+    def moved(name: str) -> Any:
+        values = [_difference(event["before"], event["after"], f"vllm:{name}") for event in counts]
         known = [value for value in values if value is not None]
         if not known:
             return None
         vector = isinstance(known[0], list)
         return [sum(column) for column in zip(*known, strict=True)] if vector else sum(known)
 
-    drafts = moved("decode", "spec_decode_num_drafts") if speculation else None
+    drafts = moved("spec_decode_num_drafts") if speculation else None
     counters = None
     if drafts is not None:
         counters = SpecCounters(
             num_drafts=drafts,
-            draft_tokens=moved("decode", "spec_decode_num_draft_tokens"),
-            accepted_tokens=moved("decode", "spec_decode_num_accepted_tokens"),
-            accepted_per_position=moved("decode", "spec_decode_num_accepted_tokens_per_pos"),
+            draft_tokens=moved("spec_decode_num_draft_tokens"),
+            accepted_tokens=moved("spec_decode_num_accepted_tokens"),
+            accepted_per_position=moved("spec_decode_num_accepted_tokens_per_pos"),
         )
     return ServedRecord(
         version=f"{about['package']} {about['version']}",
         settings={k: v for k, v in about.items() if k not in ("package", "version")},
         prompt_tokens=prompt_tokens,
-        fill_cache_hits=moved("fill", "prefix_cache_hits"),
-        decode_cache_hits=moved("decode", "prefix_cache_hits"),
-        preemptions=moved("decode", "num_preemptions"),
+        fill_cache_hits=sum(event["fill_hits"] for event in counts),
+        decode_cache_hits=sum(event["decode_hits"] for event in counts),
+        preemptions=moved("num_preemptions"),
         spec_decode=counters,
     )
 
 
-def _difference(counters: Sequence[Mapping[str, Any]], name: str) -> Any:
-    before, after = counters
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> Any:
     if name not in after:
         return None
     new = after[name]

@@ -20,7 +20,6 @@ _RESERVED = {
     "revision": "--model-revision",
     "skip_tokenizer_init": "nothing: token ids go in and out",
     "dtype": "--dtype",
-    "max_num_seqs": "--batch-size",
     "enable_prefix_caching": "nothing: the decode pass needs it on (docs/methodology.md)",
     "no_enable_prefix_caching": "nothing: the decode pass needs it on (docs/methodology.md)",
     "disable_log_stats": "nothing: the counters come from vLLM's statistics",

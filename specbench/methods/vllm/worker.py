@@ -14,6 +14,7 @@ import queue
 import signal
 import sys
 import threading
+from collections import deque
 from importlib import metadata
 from time import perf_counter
 from typing import Any
@@ -75,6 +76,7 @@ class Row:
         self.index = index
         self.ids: list[int] = []
         self.first = self.last = 0.0
+        self.cached = 0
         self.reason = ""
         self.committed: list[int] = []
         self.step_s: list[float] = []
@@ -107,33 +109,61 @@ class Server:
         self.llm = LLM.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(words)))
         self.engine = self.llm.llm_engine
 
-    def run(self, requests: list[list[Any]], group: int, sampling: dict[str, Any]) -> None:
-        """Fill and decode `group` requests after `group`; requests are `[index, ids, new]`."""
+    def run(
+        self, requests: list[list[Any]], group: int, batch: int, sampling: dict[str, Any]
+    ) -> None:
+        """Fill and decode `group` requests after `group`, at most `batch` of them decoding.
+
+        A request is ``[index, token ids, new tokens]``.
+        """
         for begin in range(0, len(requests), group):
             part = requests[begin : begin + group]
+            filled_hits = self.fill(part, sampling)
             before = self.counters()
-            self.fill(part, sampling)
-            between = self.counters()
-            self.decode(part, sampling)
-            self.channel.send("counted", fill=[before, between], decode=[between, self.counters()])
+            decode_hits = self.decode(part, batch, sampling)
+            self.channel.send(
+                "counted",
+                fill_hits=filled_hits,
+                decode_hits=decode_hits,
+                before=before,
+                after=self.counters(),
+            )
 
-    def fill(self, requests: list[list[Any]], sampling: dict[str, Any]) -> None:
-        """Every prompt alone and to its first token, written to the prefix cache, not read."""
+    def fill(self, requests: list[list[Any]], sampling: dict[str, Any]) -> int:
+        """Every prompt alone and to its first token, written to the prefix cache, not read.
+
+        Returns the prompt tokens that came from the cache all the same.
+        """
+        hits = 0
         for index, ids, _ in requests:
             began = perf_counter()
             self._add(f"fill-{index}", ids, 1, sampling, skip_reading_prefix_cache=True)
             while self.engine.has_unfinished_requests():
                 self.channel.check()
-                self.engine.step()
+                for output in self.engine.step():
+                    hits += output.num_cached_tokens or 0
             seconds = perf_counter() - began
             self.channel.send("filled", index=index, seconds=seconds, tokens=len(ids))
+        return hits
 
-    def decode(self, requests: list[list[Any]], sampling: dict[str, Any]) -> None:
-        """All requests at once, each step timed: from one answer of the engine to the next."""
-        rows = {f"decode-{index}": Row(index) for index, _, _ in requests}
-        self.llm.sleep(level=0)  # so that the batch starts full, not request by request
-        for (_, ids, new), name in zip(requests, rows, strict=True):
+    def decode(self, requests: list[list[Any]], batch: int, sampling: dict[str, Any]) -> int:
+        """The batch at once, each step timed: from one answer of the engine to the next.
+
+        The batch is held here, not by vLLM's max_num_seqs, which would also set the sizes of
+        its CUDA graphs. Returns the prompt tokens that came from the cache.
+        """
+        waiting = deque(requests)
+        rows: dict[str, Row] = {}
+
+        def admit() -> None:
+            index, ids, new = waiting.popleft()
+            name = f"decode-{index}"
+            rows[name] = Row(index)
             self._add(name, ids, new, sampling)
+
+        self.llm.sleep(level=0)  # so that the batch starts full, not request by request
+        for _ in range(min(batch, len(waiting))):
+            admit()
         self.llm.wake_up(tags=["scheduling"])
         told = last = perf_counter()
         tokens = 0
@@ -153,6 +183,7 @@ class Server:
                 tokens += len(new_ids)
                 if output.finished:
                     row.reason, row.last = str(output.outputs[0].finish_reason), now
+                    row.cached = output.num_cached_tokens or 0
                     finished.append(row)
             for row, count in decoding:
                 row.committed.append(count)
@@ -161,11 +192,14 @@ class Server:
             last = now
             # the step after a request's end is not of the full batch, so this costs no figure
             for row in finished:
+                if waiting:
+                    admit()
                 self.channel.send("finished", **row.event())
             if now - told > PROGRESS_SECONDS:
                 self.channel.send("decoded", tokens=tokens)
                 told, tokens = now, 0
         self.channel.send("decoded", tokens=tokens)
+        return sum(row.cached for row in rows.values())
 
     def counters(self) -> dict[str, Any]:
         """vLLM's own counters; what a version or setting does not have is missing."""

@@ -55,7 +55,6 @@ def test_the_autoregressive_arm_comes_first_and_settings_of_vllm_need_vllm() -> 
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("max-num-seqs=4", "set by --batch-size"),
         ("model=other", "set by --model"),
         ("dtype=auto", "set by --dtype"),
         ("enable_prefix_caching=false", "the decode pass needs it"),

@@ -33,7 +33,7 @@ class EngineArgs:
         """All of them."""
         for flag in ("model", "dtype", "generation-config", "load-format", "behave"):
             parser.add_argument(f"--{flag}")
-        for flag in ("max-model-len", "max-num-seqs", "seed", "kv-cache-memory-bytes"):
+        for flag in ("max-model-len", "seed", "kv-cache-memory-bytes"):
             parser.add_argument(f"--{flag}", type=int)
         parser.add_argument("--max-num-batched-tokens", type=int, default=0)
         parser.add_argument("--gpu-memory-utilization", type=float)
@@ -77,7 +77,7 @@ class LLM:
         self.waiting: list[_Running] = []
         self.rows: list[_Running] = []
         self.asleep = False
-        self.counts = {"prefix_cache_hits": 0, "prefix_cache_queries": 0, "num_preemptions": 0}
+        self.counts = {"num_preemptions": 0}
         self.per_position = [0, 0]
         if args.speculative_config:
             self.counts |= dict.fromkeys(
@@ -122,9 +122,6 @@ class LLM:
         ids = prompt["prompt_token_ids"]
         assert parameters.ignore_eos
         assert not parameters.detokenize
-        if not parameters.skip_reading_prefix_cache:
-            self.counts["prefix_cache_queries"] += len(ids)
-            self.counts["prefix_cache_hits"] += len(ids) // 16 * 16
         self.waiting.append(_Running(name, ids, parameters))
 
     def has_unfinished_requests(self) -> bool:
@@ -132,7 +129,7 @@ class LLM:
         return bool(self.waiting or self.rows)
 
     def step(self) -> list[Any]:
-        """Two new requests at most join; every row gets its tokens."""
+        """New requests join; every row gets its tokens."""
         assert not self.asleep
         time.sleep(0.001)
         behave = self.args.behave
@@ -146,7 +143,7 @@ class LLM:
             print("ERROR NotImplementedError: no kernel for this", flush=True)
             raise RuntimeError("EngineCore encountered an issue. See stack trace (above).")
         outputs = [self._advance(row) for row in list(self.rows)]
-        while self.waiting and len(self.rows) < self.args.max_num_seqs:
+        while self.waiting:
             row = self.waiting.pop(0)
             self.rows.append(row)
             outputs.append(self._emit(row, 1))
@@ -184,8 +181,12 @@ class LLM:
                 self.rows.remove(row)
                 break
         completion = SimpleNamespace(token_ids=new, finish_reason=reason)
+        reads = not row.parameters.skip_reading_prefix_cache
         return SimpleNamespace(
-            request_id=row.name, outputs=[completion], finished=reason is not None
+            request_id=row.name,
+            outputs=[completion],
+            finished=reason is not None,
+            num_cached_tokens=len(row.ids) // 16 * 16 if reads else 0,
         )
 
 
