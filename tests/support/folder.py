@@ -98,7 +98,9 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "160"}
 
 
-def specbench(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
+def specbench(
+    *arguments: object, cwd: Path, timeout: float = 240
+) -> "subprocess.CompletedProcess[str]":
     """Run the command line to its end."""
     root = Path(__file__).parents[2]
     return subprocess.run(
@@ -107,6 +109,6 @@ def specbench(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str
         env=environment() | {"PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout,
         check=False,
     )
