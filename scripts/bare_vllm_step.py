@@ -11,7 +11,7 @@ import time
 
 from vllm import LLM, SamplingParams
 
-SHORT, LONG, REPEATS = 32, 544, 7
+SHORT, LONG, REPEATS = 32, 544, 15
 
 
 def seconds(llm: LLM, prompts: list[dict[str, list[int]]], new: int) -> float:

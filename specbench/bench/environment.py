@@ -58,7 +58,7 @@ def describe(argv: Sequence[str]) -> dict[str, Any]:
 
     return {
         "specbench": specbench.__version__,
-        "git": checkout(Path(specbench.__file__).parent) or _stated_commit(),
+        "git": _stated_commit() or checkout(Path(specbench.__file__).parent),
         "argv": redact_argv(argv),
         "python": platform.python_version(),
         "os": platform.platform(),
@@ -156,7 +156,7 @@ def checkout(folder: Path) -> dict[str, Any] | None:
 
 
 def _stated_commit() -> dict[str, Any] | None:
-    """`SPECBENCH_COMMIT`, for code that was copied without its repository."""
+    """`SPECBENCH_COMMIT`, for code that was copied out of its repository, perhaps into another."""
     commit = os.environ.get("SPECBENCH_COMMIT")
     return {"commit": commit, "dirty": None} if commit else None
 

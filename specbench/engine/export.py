@@ -114,8 +114,9 @@ def _write_config(folder: Path, source: Source, config: ModelConfig, dtype: torc
     written = to_hf(config, dtype)
     if source.kind == "safetensors":
         own = read_json(source.root / "config.json")
-        rope = {key: written[key] for key in ("rope_theta", "rope_scaling")}
-        written = {k: v for k, v in own.items() if k != "rope_parameters"} | rope
+        needed = ("model_type", "rope_theta", "rope_scaling")
+        written = own | {key: written[key] for key in needed}
+        written.pop("rope_parameters", None)
     (folder / "config.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
     generation = json.dumps({"eos_token_id": list(config.eos_ids)})
     (folder / "generation_config.json").write_text(generation, encoding="utf-8")

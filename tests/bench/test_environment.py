@@ -92,3 +92,9 @@ def test_no_checkout_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert checkout(tmp_path) is None
     monkeypatch.setenv("PATH", str(tmp_path))
     assert checkout(tmp_path) is None
+
+
+def test_a_stated_commit_goes_before_the_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that was copied into a folder of another repository is not that one's code."""
+    monkeypatch.setenv("SPECBENCH_COMMIT", "abc123")
+    assert describe(["specbench"])["git"] == {"commit": "abc123", "dirty": None}
