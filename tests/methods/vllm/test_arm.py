@@ -192,7 +192,10 @@ def test_a_missing_vllm_and_a_missing_interpreter(run: Run, tmp_path: Path) -> N
         pytest.skip("this environment has vLLM")
     status, _ = run(vllm_arg=None, vllm_python=Path(sys.executable))
     assert status == 3
-    assert "vLLM is not installed for" in records(tmp_path, "arms.jsonl")[-1]["message"]
+    assert (
+        "vLLM is not installed for the interpreter"
+        in records(tmp_path, "arms.jsonl")[-1]["message"]
+    )
     shutil.rmtree(tmp_path / "out")
     status, _ = run(vllm_arg=None, vllm_python=tmp_path / "nowhere")
     assert status == 3
