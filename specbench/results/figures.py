@@ -2,10 +2,11 @@
 
 ``python -m specbench.results.figures results/h200`` reads ``figures.yaml`` there and writes
 ``summary.csv`` beside it. Each entry of the YAML list names a figure's `id`, the `record` (a folder
-of a run), its `arm`, the `column` of the record's ``repeats.csv``, the `unit`, and the `dataset`
-where the record has several.
+of a run), the `column` of its `table` (``repeats.csv`` by default), `where` (the rows, by columns
+that have one value each: ``{arm: vegas}``), and the `unit`.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from specbench.errors import DataError, SpecbenchError
 from specbench.results.reading import read_run
 
 COLUMNS = ("id", "value", "low", "high", "unit", "record", "command", "commit")
-_KEYS = {"id", "record", "arm", "column", "unit"}
+_KEYS = {"id", "record", "column", "unit", "where"}
 
 
 def summarise_figures(folder: Path) -> Path:
@@ -25,8 +26,8 @@ def summarise_figures(folder: Path) -> Path:
     Raises
     ------
     DataError
-        An entry that lacks a key or names a record, arm or column that is not there, a record whose
-        arm did not pass, or an id given twice.
+        An entry that lacks a key or names a record, column or rows that are not there, a pass that
+        did not end PASSED, or an id given twice.
     """
     import pandas as pd
 
@@ -52,23 +53,25 @@ def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     if missing:
         raise DataError(f"the figure {entry.get('id', entry)} lacks {', '.join(sorted(missing))}")
     name, record = entry["id"], folder / entry["record"]
+    table = record / entry.get("table", "repeats.csv")
     try:
-        repeats = pd.read_csv(record / "repeats.csv")
+        chosen = pd.read_csv(table)
     except OSError as error:
-        raise DataError(f"{name}: cannot read the repeats of {record}: {error}") from error
-    chosen = repeats[repeats["arm"] == entry["arm"]]
-    if "dataset" in entry:
-        chosen = chosen[chosen["dataset"] == entry["dataset"]]
-    if chosen.empty or entry["column"] not in chosen:
-        raise DataError(f"{name}: {record} has no {entry['column']} of {entry['arm']}")
-    if chosen["dataset"].nunique() > 1:
-        raise DataError(f"{name}: {record} has several datasets; add 'dataset' to the figure")
-    if set(chosen["status"]) != {"PASSED"}:
-        raise DataError(f"{name}: {entry['arm']} in {record} did not pass")
-    values = chosen[entry["column"]]
+        raise DataError(f"{name}: cannot read {table}: {error}") from error
+    for column, value in entry["where"].items():
+        chosen = chosen[chosen[column] == value] if column in chosen else chosen[:0]
+    column = entry["column"]
+    if chosen.empty or column not in chosen:
+        raise DataError(f"{name}: {table} has no {column} where {entry['where']}")
+    for key in ("dataset", "arm", "case"):
+        if key in chosen and chosen[key].nunique() > 1:
+            raise DataError(f"{name}: several values of {key} in {table}; add it to 'where'")
+    if "status" in chosen and set(chosen["status"]) != {"PASSED"}:
+        raise DataError(f"{name}: {table} has passes that did not end PASSED")
+    values = chosen[column]
     if values.isna().any():
-        raise DataError(f"{name}: {entry['column']} of {entry['arm']} in {record} is unknown")
-    run = read_run(record)
+        raise DataError(f"{name}: {column} is unknown in {table}")
+    environment = _environment(record)
     return {
         "id": name,
         "value": values.median(),
@@ -76,9 +79,18 @@ def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "high": values.max(),
         "unit": entry["unit"],
         "record": f"{folder.name}/{entry['record']}",
-        "command": " ".join(run.environment.get("argv") or []),
-        "commit": (run.environment.get("git") or {}).get("commit"),
+        "command": " ".join(environment.get("argv") or []),
+        "commit": (environment.get("git") or {}).get("commit"),
     }
+
+
+def _environment(record: Path) -> dict[str, Any]:
+    """Of a run, or of a table that has only its environment beside it."""
+    alone = record / "environment.json"
+    if not alone.is_file():
+        return read_run(record).environment
+    content: dict[str, Any] = json.loads(alone.read_text(encoding="utf-8"))
+    return content
 
 
 if __name__ == "__main__":

@@ -102,8 +102,12 @@ def test_a_request_is_its_sums(folder: Path) -> None:
 
 
 def write_figures(folder: Path, *entries: dict[str, str]) -> None:
-    base = {"record": "run", "arm": "vegas", "column": "step_ms", "unit": "ms"}
-    (folder / "figures.yaml").write_text(json.dumps([base | entry for entry in entries]))
+    made = []
+    for entry in entries:
+        where = {key: entry.pop(key) for key in ("arm", "dataset") if key in entry}
+        base = {"record": "run", "column": "step_ms", "unit": "ms"}
+        made.append(base | {"where": {"arm": "vegas"} | where} | entry)
+    (folder / "figures.yaml").write_text(json.dumps(made))
 
 
 def test_figures_are_medians_with_their_range(folder: Path) -> None:
@@ -120,10 +124,10 @@ def test_figures_are_medians_with_their_range(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"id": "a", "arm": "magicdec"}, "has no step_ms of magicdec"),
-        ({"id": "a", "column": "speed"}, "has no speed of vegas"),
-        ({"id": "a", "record": "nowhere"}, "cannot read the repeats"),
-        ({"id": "a", "column": "preemptions"}, "preemptions of vegas in .* is unknown"),
+        ({"id": "a", "arm": "magicdec"}, "has no step_ms where"),
+        ({"id": "a", "column": "speed"}, "has no speed where"),
+        ({"id": "a", "record": "nowhere"}, "cannot read .*repeats.csv"),
+        ({"id": "a", "column": "preemptions"}, "preemptions is unknown in"),
         ({}, "lacks id"),
     ],
 )
@@ -142,5 +146,5 @@ def test_an_id_is_given_once_and_a_failed_arm_has_no_figure(folder: Path) -> Non
     text = (folder / "run" / "repeats.csv").read_text()
     (folder / "run" / "repeats.csv").write_text(text.replace("PASSED", "LOSSY"))
     write_figures(folder, {"id": "a"})
-    with pytest.raises(DataError, match="did not pass"):
+    with pytest.raises(DataError, match="did not end PASSED"):
         summarise_figures(folder)
