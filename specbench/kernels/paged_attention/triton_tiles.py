@@ -1,0 +1,137 @@
+"""The loop over key tiles: loads through the block table, softmax, products, and the scores."""
+
+import triton
+import triton.language as tl
+
+from specbench.kernels.paged_attention.triton_rows import EXACT, LOGIT, NORMED
+
+
+@triton.jit
+def load_pages(
+    table_ptr,
+    tile,
+    last,
+    length,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Page numbers, int32 `[N]`, of a tile's entries; none for the tile at `last`."""
+    n = tl.arange(0, BLOCK_N)
+    if BLOCK_N % PAGE_SIZE == 0:
+        at = table_ptr + tile * (BLOCK_N // PAGE_SIZE) + n // PAGE_SIZE
+    else:
+        at = table_ptr + (tile * BLOCK_N + n) // PAGE_SIZE
+    there = tile < last
+    if MASKED:
+        there = there & (tile * BLOCK_N + n < length)
+    return tl.load(at, mask=there, other=0).to(tl.int32)
+
+
+@triton.jit
+def load_tile(at, d, inside, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
+    """Keys or values `[N, D]`; zeros where there is none, since 0 times NaN is NaN."""
+    PADDED: tl.constexpr = d.shape[0] != HEAD_DIM
+    if MASKED and PADDED:
+        return tl.load(at, mask=inside[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+    elif MASKED:
+        return tl.load(at, mask=inside[:, None], other=0.0)
+    elif PADDED:
+        return tl.load(at, mask=(d < HEAD_DIM)[None, :], other=0.0)
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def attend_tiles(
+    acc,
+    total,
+    top,
+    q,
+    row,
+    probe,
+    norm,
+    kept,
+    first,
+    last,
+    length,
+    rows,
+    ranked,
+    scale2,
+    d,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    tree_ptr,
+    scores_ptr,
+    weights_ptr,
+    peaks_ptr,
+    tree_stride,
+    weights_stride,
+    K_STRIDE: tl.constexpr,
+    V_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COLLECT: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Take key tiles `first` to `last` into the running softmax of a tile of query rows.
+
+    Tiles that all rows see entirely need no mask, and are pipelined; the few others are not.
+    Strides of the caches are compile-time constants, which halves the work on addresses.
+    """
+    offset = tl.arange(0, BLOCK_N)
+    page = load_pages(table_ptr, first, last, length, PAGE_SIZE, BLOCK_N, MASKED)
+    for tile in tl.range(first, last, num_stages=1 if MASKED else None):
+        n = tile * BLOCK_N + offset
+        inside = n < length
+        # where tiles begin with a page this is the same in all, and leaves the loop
+        place = ((offset if BLOCK_N % PAGE_SIZE == 0 else n) % PAGE_SIZE).to(tl.int64)
+        k_at = (k_ptr + place * K_STRIDE[1])[:, None] + (d * K_STRIDE[3])[None, :]
+        v_at = (v_ptr + place * V_STRIDE[1])[:, None] + (d * V_STRIDE[3])[None, :]
+        k_at += (page.to(tl.int64) * K_STRIDE[0])[:, None]
+        v_at += (page.to(tl.int64) * V_STRIDE[0])[:, None]
+        # for the next tile: a load that waits for one of its own iteration halves the pipeline
+        page = load_pages(table_ptr, tile + 1, last, length, PAGE_SIZE, BLOCK_N, MASKED)
+        k = load_tile(k_at, d, inside, HEAD_DIM, MASKED)
+        logits = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if COLLECT >= LOGIT:
+            votes = tl.dot(probe, tl.trans(k), input_precision="ieee")
+            if COLLECT == NORMED:
+                votes = tl.exp2(votes * scale2 - norm[:, None])
+            tl.store(scores_ptr + n, tl.sum(votes, 0), mask=n < ranked)
+        if MASKED:
+            if COLUMNS == 0:
+                visible = n[None, :] <= (length - rows + row)[:, None]
+            else:
+                column = n - (length - COLUMNS)
+                edge = tl.load(
+                    tree_ptr + row[:, None] * tree_stride[1] + column[None, :] * tree_stride[2],
+                    mask=(row < rows)[:, None] & (inside & (column >= 0))[None, :],
+                    other=0,
+                )
+                visible = inside[None, :] & ((column < 0)[None, :] | (edge != 0))
+            logits = tl.where(visible, logits, -float("inf"))
+        peak = tl.maximum(top, tl.max(logits, 1) * scale2)
+        weights = tl.exp2(logits * scale2 - peak[:, None])
+        fade = tl.exp2(top - peak)
+        top = peak
+        if BLOCK_M < 64:
+            # warps share a row there: its sum is left to the end
+            total = total * fade[:, None] + weights
+        else:
+            total = total * fade + tl.sum(weights, 1)
+        if COLLECT == EXACT:
+            tl.store(
+                weights_ptr + kept.to(tl.int64)[:, None] * weights_stride[2] + n[None, :],
+                weights.to(weights_ptr.dtype.element_ty),
+                mask=(kept >= 0)[:, None] & (n < ranked)[None, :],
+            )
+            tl.store(peaks_ptr + tile * SLOTS + kept, peak, mask=kept >= 0)
+        v = load_tile(v_at, d, inside, HEAD_DIM, MASKED)
+        acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+    return acc, total, top
