@@ -29,9 +29,7 @@ class Scratch:
     counters: Tensor
 
     @classmethod
-    def make(
-        cls, device: torch.device | str, floats: int = 2**21, tiles: int = 2**12
-    ) -> "Scratch":
+    def make(cls, device: torch.device | str, floats: int = 2**21, tiles: int = 2**12) -> "Scratch":
         """Scratch of the given size; the defaults do for a model of 0.5B and 64 rows."""
         return cls(
             torch.empty(floats, dtype=torch.float32, device=device),

@@ -8,11 +8,14 @@ from torch import Tensor
 
 from specbench.engine.rope import build_rope
 from specbench.kernels.qkv import reference
-from tests.support.buffers import DEVICE, KERNEL_DTYPES, TOLERANCE, inputs
+from tests.support.buffers import DEVICE, KERNEL_DTYPES, TOLERANCE, as_accurate, inputs
 from tests.support.paged import Paged, head_major, interleaved
 from tests.support.tiny import tiny_config, tiny_model
 
 pytest.importorskip("triton")
+from specbench.kernels.launch import Scratch
+from specbench.kernels.linear.plan import LinearLaunch
+from specbench.kernels.qkv.project import choose, project_rope_write_kv
 from specbench.kernels.qkv.triton import RopeLaunch, rope_write_kv
 
 EPS = 1e-6
@@ -29,15 +32,6 @@ def caches(pages: int, page_size: int, kv_heads: int, dim: int, dtype: torch.dty
     shape = pages, page_size, kv_heads, dim
     nan = torch.full(shape, torch.nan, dtype=dtype, device=DEVICE)
     return Paged(nan, nan.clone(), torch.empty(0), [], [])
-
-
-def clone(kv: Paged) -> Paged:
-    """The same entries at the same strides, in memory of their own."""
-    k, v = (
-        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
-        for x in (kv.k_cache, kv.v_cache)
-    )
-    return Paged(k, v, kv.block_table, [], [])
 
 
 def places(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -80,6 +74,67 @@ def test_equals_the_reference(
         assert_same(actual[1:], reference_cache[1:])
         assert int(actual[1:].isnan().all(-1).all(-1).sum()) == 35 - int((slots >= 0).sum())
         assert actual[0].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "dim", "features"),
+    [
+        (1, 3, 1, 64, "bias"),
+        (3, 2, 2, 80, "qk_norm"),
+        (17, 2, 1, 128, "plain"),
+        (3, 4, 1, 32, "bias, norm"),
+        (2, 4, 1, 24, "bias, norm, qk_norm"),
+    ],
+)
+def test_with_the_projection_in_front(
+    rows: int, heads: int, kv_heads: int, dim: int, features: str, splits: int, dtype: torch.dtype
+) -> None:
+    hidden, width = 100, (heads + 2 * kv_heads) * dim
+    x = inputs(1, rows, hidden, dtype=dtype, scale=3)
+    weight = inputs(2, width, hidden, dtype=dtype, scale=hidden**-0.5)
+    bias = inputs(3, width, dtype=dtype) if "bias" in features else None
+    norm = inputs(4, hidden, dtype=dtype) if features.endswith("norm") else None
+    qk_norm = None
+    if "qk_norm" in features:
+        qk_norm = inputs(5, (heads + kv_heads) * dim, dtype=dtype).view(-1, dim)
+    positions, slots = places(rows)
+    mine, theirs, exact = (caches(8, 5, kv_heads, dim, d) for d in (dtype, dtype, torch.float64))
+    common = *tables(dim), positions, slots
+    launch = LinearLaunch(1 << (dim - 1).bit_length(), 16, splits)
+    weights = weight, bias, norm, qk_norm
+    q = project_rope_write_kv(x, *weights, *common, mine.k_cache, mine.v_cache, EPS, launch=launch)
+    expected = reference.project_rope_write_kv(
+        x, *weights, *common, theirs.k_cache, theirs.v_cache, EPS
+    )
+    doubles = (None if w is None else w.double() for w in weights)
+    truth = reference.project_rope_write_kv(
+        x.double(), *doubles, *common, exact.k_cache, exact.v_cache, EPS
+    )
+    as_accurate(q, expected, truth)
+    kept = slots[slots >= 0]
+    for cache in ("k_cache", "v_cache"):
+        found, rounded, true = (getattr(kv, cache).flatten(0, 1) for kv in (mine, theirs, exact))
+        as_accurate(found[kept], rounded[kept], true[kept])
+        assert int(found.isfinite().all(-1).all(-1).sum()) == len(kept)
+
+
+def test_projection_with_the_tables_launch_and_shared_scratch() -> None:
+    launch = choose(1, 18, 64, 896, 132)
+    assert launch == LinearLaunch(64, 128, 7, 4, 3)
+    kv = caches(2, 4, 1, 8, torch.float32)
+    x, weight = inputs(1, 2, 32, dtype=torch.float32), inputs(2, 48, 32, dtype=torch.float32)
+    common = None, x[0], None, *tables(8), *places(2), kv.k_cache, kv.v_cache, EPS
+    scratch = Scratch.make(DEVICE, 2000, 6)
+    scratch.partial.fill_(torch.nan)
+    first = project_rope_write_kv(x, weight, *common, scratch=scratch)
+    assert (scratch.counters == 0).all()
+    assert torch.equal(project_rope_write_kv(x, weight, *common, scratch=scratch), first)
+    with pytest.raises(ValueError, match="one head of 8"):
+        project_rope_write_kv(x, weight, *common, launch=LinearLaunch(16, 32))
+    with pytest.raises(ValueError, match="needs scratch"):
+        project_rope_write_kv(x, weight, *common, scratch=Scratch.make(DEVICE, 9, 9))
 
 
 @pytest.mark.parametrize("launch", [RopeLaunch(2, 1), RopeLaunch(16, 4)])
@@ -136,15 +191,12 @@ def test_addresses_beyond_two_to_the_31(axis: str) -> None:
     else:
         far = huge.as_strided((2, 48), (span, 1))
         qkv = far.copy_(qkv)
-    common = None, None, *tables(16), *places(1)
     positions = torch.tensor([3, 4], device=DEVICE)
     slots = torch.tensor([4, 7], device=DEVICE)
     common = None, None, *tables(16), positions, slots
     q = rope_write_kv(qkv, *common, keys, values, EPS)
     expected = caches(2, 4, 1, 16, torch.bfloat16)
-    assert_same(
-        q, reference.rope_write_kv(qkv, *common, expected.k_cache, expected.v_cache, EPS)
-    )
+    assert_same(q, reference.rope_write_kv(qkv, *common, expected.k_cache, expected.v_cache, EPS))
     for offset in (0, 3):
         assert_same(keys[1, offset], expected.k_cache[1, offset])
         assert_same(values[1, offset], expected.v_cache[1, offset])

@@ -54,10 +54,16 @@ def shares(inner: int, launch: LinearLaunch) -> tuple[int, int]:
     return each, triton.cdiv(blocks, each)
 
 
-def scratch_size(rows: int, outputs: int, inner: int, launch: LinearLaunch) -> tuple[int, int]:
-    """Floats and tiles of the scratch that a launch needs."""
+def scratch_size(
+    rows: int, outputs: int, inner: int, launch: LinearLaunch, alone: bool = False
+) -> tuple[int, int]:
+    """Floats and tiles of the scratch of a launch; none where a tile's only program needs none.
+
+    `alone` says that it does: its threads meet there.
+    """
     _, splits = shares(inner, launch)
     tiles, height = triton.cdiv(outputs, launch.block_n), row_tile(rows)
-    if splits == 1:
+    if splits == 1 and not alone:
         return 0, 0
+    # a tile's sums, and beside them the squares of its rows
     return splits * tiles * height * (launch.block_n + 1), tiles

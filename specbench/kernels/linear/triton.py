@@ -141,7 +141,9 @@ def _linear(
         tiles = tl.num_programs(0)
         store_part(partial, total, squares, norm, tile, split, tiles, SPLITS)
         if last_to_arrive(counters + tile, SPLITS):
-            total, squares = sum_parts(partial, norm, tile, tiles, ROWS, BLOCK_N, SPLITS)
+            local = tl.arange(0, BLOCK_N)
+            total = sum_parts(partial, row, local, tile, tiles, ROWS, BLOCK_N, SPLITS)
+            squares = sum_squares(partial, norm, row, tile, tiles, ROWS, BLOCK_N, SPLITS)
             finish(total, squares, norm, bias, out, out_stride, row, column, n, eps, K, N, ADD)
 
 
@@ -158,7 +160,7 @@ def prefetch_weight(
 ):
     """Fetch a program's share of the weight into L2: it depends on no kernel before this one."""
     LINE: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)
-    lines = tl.arange(0, BLOCK_K // LINE) * LINE
+    lines = tl.arange(0, (BLOCK_K + LINE - 1) // LINE) * LINE
     start = weight + tl.minimum(column, N - 1).to(tl.int64)[:, None] * stride
     for block in range(EACH):
         k = (split * EACH + block) * BLOCK_K + lines
@@ -228,7 +230,8 @@ def store_part(partial, total, squares, norm, tile, split, tiles, SPLITS: tl.con
 @triton.jit
 def sum_parts(
     partial,
-    norm,
+    row,
+    column,
     tile,
     tiles,
     ROWS: tl.constexpr,
@@ -236,17 +239,33 @@ def sum_parts(
     SPLITS: tl.constexpr,
 ):
     """The sums of all programs of a tile, in the order of their shares, whoever came last."""
-    row, column = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
-    total = tl.zeros((ROWS, BLOCK_N), tl.float32)
-    squares = tl.zeros((ROWS,), tl.float32)
-    behind = partial + SPLITS * tiles * (ROWS * BLOCK_N)
+    total = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
     for split in tl.static_range(SPLITS):
         place = split * tiles + tile
         at = partial + place * (ROWS * BLOCK_N) + row[:, None] * BLOCK_N + column[None, :]
         total += tl.load(at, cache_modifier=".cg")
-        if norm is not None:
+    return total
+
+
+@triton.jit
+def sum_squares(
+    partial,
+    norm,
+    row,
+    tile,
+    tiles,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """The squares of x's rows, likewise; zeros where no norm asks for them."""
+    squares = tl.zeros((row.shape[0],), tl.float32)
+    if norm is not None:
+        behind = partial + SPLITS * tiles * (ROWS * BLOCK_N)
+        for split in tl.static_range(SPLITS):
+            place = split * tiles + tile
             squares += tl.load(behind + place * ROWS + row, cache_modifier=".cg")
-    return total, squares
+    return squares
 
 
 @triton.jit

@@ -56,3 +56,43 @@ def rope_write_kv(
     write_kv(k_cache, qk[:, -kv_heads:].unsqueeze(1), slots.unsqueeze(1))
     write_kv(v_cache, v.unsqueeze(1), slots.unsqueeze(1))
     return qk[:, :-kv_heads]
+
+
+def project_rope_write_kv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Tensor | None,
+    qk_norm: Tensor | None,
+    cos: Tensor,
+    signed_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    eps: float,
+) -> Tensor:
+    """The norm and the projection of `x`, and then `rope_write_kv`.
+
+    Parameters
+    ----------
+    x : Tensor
+        `[n, hidden]`.
+    weight : Tensor
+        `[(H + 2 Hkv) D, hidden]`.
+    norm : Tensor or None
+        `[hidden]`, the weight of the layer's RMS norm.
+    bias, qk_norm, cos, signed_sin, positions, slots, k_cache, v_cache, eps
+        As for `rope_write_kv`; the bias is added before the projection is rounded.
+
+    Returns
+    -------
+    Tensor
+        `[n, H, D]`, the rotated queries.
+    """
+    if norm is not None:
+        x = F.rms_norm(x, (x.shape[-1],), norm, eps)
+    qkv = F.linear(x, weight, bias)
+    return rope_write_kv(
+        qkv, None, qk_norm, cos, signed_sin, positions, slots, k_cache, v_cache, eps
+    )

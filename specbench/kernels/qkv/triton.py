@@ -209,7 +209,7 @@ def finish_head(
     if head < H + HKV:
         if qk_norm is not None:
             # each step rounded to the model's dtype, as the model does it
-            f = value.to(tl.float32)
+            f = tl.where(inside, value.to(tl.float32), 0.0)
             scale = tl.rsqrt(tl.sum(f * f, 1) / D + eps)[:, None]
             weight = qk_norm + head * D
             value = _scaled(value, scale, weight + d, d < D)
