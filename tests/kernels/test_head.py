@@ -7,16 +7,23 @@ from torch import Tensor
 
 from specbench.engine.sampling import argmax, invalid
 from specbench.kernels.head import reference
-from tests.support.buffers import DEVICE, KERNEL_DTYPES, inputs
+from tests.support.buffers import DEVICE, KERNEL_DTYPES, inputs, poison_empty
 
 pytest.importorskip("triton")
 from specbench.kernels.head.triton import SCRATCH_TILES, HeadLaunch, head_argmax
 from specbench.kernels.launch import Scratch
 
+# numpy, which the interpreter computes with, warns of infinities
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 EPS = 1e-6
 NAN, INF = torch.nan, torch.inf
 SHAPES = [(1, 896, 130), (3, 100, 1000), (17, 64, 5)]
 LAUNCHES = [None, HeadLaunch(16, 32, 3, False)]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_empty(monkeypatch)
 
 
 def whole(seed: int, bound: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from specbench.kernels.linear import reference
-from tests.support.buffers import DEVICE, KERNEL_DTYPES, as_accurate, close, inputs
+from tests.support.buffers import DEVICE, KERNEL_DTYPES, as_accurate, close, inputs, poison_empty
 
 pytest.importorskip("triton")
 from specbench.kernels.launch import Scratch
@@ -14,6 +14,11 @@ from specbench.kernels.linear.triton import linear_small
 
 EPS = 1e-6
 WHOLE, SPLIT, ODD = LinearLaunch(16, 64), LinearLaunch(32, 32, 3), LinearLaunch(64, 16, 100)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_empty(monkeypatch)
 
 
 def operands(

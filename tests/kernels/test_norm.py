@@ -5,12 +5,17 @@ import torch
 import torch.nn.functional as F
 
 from specbench.kernels.norm import reference
-from tests.support.buffers import DEVICE, KERNEL_DTYPES, close, inputs
+from tests.support.buffers import DEVICE, KERNEL_DTYPES, close, inputs, poison_empty
 
 pytest.importorskip("triton")
 from specbench.kernels.norm.triton import NormLaunch, add_rms_norm, rms_norm
 
 EPS = 1e-6
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_empty(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)

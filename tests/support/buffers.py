@@ -1,5 +1,8 @@
 """Inputs for kernels: on the GPU where there is one, in memory that is NaN all around."""
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -32,3 +35,14 @@ def as_accurate(actual: Tensor, reference: Tensor, exact: Tensor) -> None:
     error, allowed = ((x.double() - exact).norm() for x in (actual, reference))
     slack = torch.finfo(actual.dtype).eps * exact.norm()
     assert error <= 1.25 * allowed + slack, f"{error:.3g} beside {allowed:.3g}"
+
+
+def poison_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.empty` gives NaN from now on: an output that is not written shows."""
+    empty = torch.empty
+
+    def poisoned(*shape: Any, **options: Any) -> Tensor:
+        out = empty(*shape, **options)
+        return out.fill_(torch.nan) if out.is_floating_point() else out.fill_(1)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
