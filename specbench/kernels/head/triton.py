@@ -1,0 +1,191 @@
+"""The LM head and its arg-max in one launch, without logits in memory, in Triton."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specbench.kernels.launch import (
+    Scratch,
+    last_to_arrive,
+    multiprocessors,
+    release_next,
+    row_tile,
+    wait_for_previous,
+)
+from specbench.kernels.linear.plan import MAX_ROWS
+from specbench.kernels.linear.triton import check_operands, normalise, prefetch_weight, project
+
+# a row's best so far is one int64, behind them the count of programs that are done
+_COUNTER = 2 * MAX_ROWS
+SCRATCH_TILES = _COUNTER + 1
+
+
+@dataclass(frozen=True)
+class HeadLaunch:
+    """How the vocabulary is cut into programs.
+
+    Attributes
+    ----------
+    block_n, block_k : int
+        Rows and columns of the weight that a program holds at once, powers of two.
+    per_multiprocessor : int
+        Programs for each multiprocessor; each goes through an equal share of the tiles.
+    flatten : bool
+        Pipeline loads across tiles, not only within one.
+    num_warps, num_stages : int
+    pdl : bool
+        Programmatic dependent launch.
+    """
+
+    block_n: int
+    block_k: int
+    per_multiprocessor: int = 2
+    flatten: bool = True
+    num_warps: int = 4
+    num_stages: int = 4
+    pdl: bool = False
+
+
+# by row tile
+TABLE = {16: HeadLaunch(64, 128), 32: HeadLaunch(64, 128), 64: HeadLaunch(64, 128)}
+
+
+def head_argmax(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    launch: HeadLaunch | None = None,
+    scratch: Scratch | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `reference.head_argmax`, for at most 64 rows.
+
+    Parameters
+    ----------
+    launch : HeadLaunch, optional
+        Instead of the table's.
+    scratch : Scratch, optional
+        Reused; without it the call allocates and clears its own.
+
+    Returns
+    -------
+    token, bad : Tensor
+        int64 and bool `[n]`.
+    """
+    rows, inner = hidden.shape
+    check_operands(hidden, weight, norm)
+    launch = launch or TABLE[row_tile(rows)]
+    scratch = scratch or Scratch.make(hidden.device, 0, SCRATCH_TILES)
+    scratch.check(0, SCRATCH_TILES)
+    tiles = triton.cdiv(len(weight), launch.block_n)
+    each = triton.cdiv(tiles, launch.per_multiprocessor * multiprocessors(hidden.device))
+    token = torch.empty(rows, dtype=torch.int64, device=hidden.device)
+    bad = torch.empty(rows, dtype=torch.bool, device=hidden.device)
+    _head_argmax[(triton.cdiv(tiles, each),)](
+        hidden,
+        hidden.stride(0),
+        weight,
+        weight.stride(0),
+        norm,
+        token,
+        bad,
+        scratch.counters[:_COUNTER].view(torch.int64),
+        scratch.counters[_COUNTER:],
+        rows,
+        eps,
+        K=inner,
+        V=len(weight),
+        ROWS=row_tile(rows),
+        BLOCK_N=launch.block_n,
+        BLOCK_K=launch.block_k,
+        BLOCKS=triton.cdiv(inner, launch.block_k),
+        TILES=each,
+        FLATTEN=launch.flatten,
+        STAGES=launch.num_stages,
+        PDL=launch.pdl,
+        num_warps=launch.num_warps,
+        launch_pdl=launch.pdl,
+    )
+    return token, bad
+
+
+@triton.jit
+def _head_argmax(
+    hidden,
+    hidden_stride,
+    weight,
+    weight_stride,
+    norm,
+    token,
+    bad,
+    best,
+    counter,
+    n,
+    eps,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    TILES: tl.constexpr,
+    FLATTEN: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.arange(0, ROWS)
+    first = tl.program_id(0) * (TILES * BLOCK_N) + tl.arange(0, BLOCK_N)
+    release_next(PDL)
+    if PDL:
+        prefetch_weight(weight, weight_stride, first, 0, K, V, BLOCK_K, BLOCKS)
+    wait_for_previous(PDL)
+    mine = tl.zeros((ROWS,), tl.int64)
+    for tile in tl.range(TILES, flatten=FLATTEN):
+        column = first + tile * BLOCK_N
+        total, squares = project(
+            hidden,
+            hidden_stride,
+            weight,
+            weight_stride,
+            norm,
+            row,
+            column,
+            0,
+            n,
+            K,
+            V,
+            BLOCK_K,
+            BLOCKS,
+            STAGES,
+        )
+        # equal in the model's dtype is equal
+        logits = normalise(total, squares, norm, eps, K).to(weight.dtype.element_ty)
+        candidates = tl.where((column < V)[None, :], _packed(logits, column[None, :]), 0)
+        mine = tl.maximum(mine, tl.max(candidates, 1))
+    tl.atomic_max(best + row, mine, mask=row < n, sem="relaxed")
+    if last_to_arrive(counter, tl.num_programs(0)):
+        winner = tl.load(best + row, mask=row < n, other=0, cache_modifier=".cg")
+        tl.store(best + row, tl.zeros((ROWS,), tl.int64), mask=row < n)
+        order = (winner >> 31) - 2**31
+        # outside the orders of the finite numbers: -inf below, +inf and NaN above
+        tl.store(bad + row, (order <= -0x7F800001) | (order >= 0x7F800000), mask=row < n)
+        tl.store(token + row, 0x7FFFFFFF - (winner & 0x7FFFFFFF), mask=row < n)
+
+
+@triton.jit
+def _packed(logits, column):
+    """A positive int64 that grows with the logit, and among equal logits as the id falls.
+
+    NaN is above everything, as torch's arg-max has it.
+    """
+    value = logits.to(tl.float32)
+    # two zeros are equal, their bits are not
+    value = tl.where(value == 0, 0.0, value)
+    bits = value.to(tl.int32, bitcast=True)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    order = tl.where(value != value, 0x7FFFFFFF, order)
+    return ((order.to(tl.int64) + 2**31) << 31) | (0x7FFFFFFF - column).to(tl.int64)

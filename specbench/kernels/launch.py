@@ -1,0 +1,102 @@
+"""What the Triton kernels share: dependent launches, programs that meet, and the device's width."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory in which programs that share one sum meet.
+
+    Attributes
+    ----------
+    partial : Tensor
+        float32 `[floats]`, overwritten by every launch.
+    counters : Tensor
+        int32 `[tiles]`, zeros before and after every launch.
+
+    Notes
+    -----
+    Launches of one stream may share it, those of two streams may not.
+    """
+
+    partial: Tensor
+    counters: Tensor
+
+    @classmethod
+    def make(cls, device: torch.device | str, floats: int = 2**21, tiles: int = 2**12) -> "Scratch":
+        """Scratch of the given size; the defaults do for a model of 0.5B and 64 rows."""
+        return cls(
+            torch.empty(floats, dtype=torch.float32, device=device),
+            torch.zeros(tiles, dtype=torch.int32, device=device),
+        )
+
+    def check(self, floats: int, tiles: int) -> None:
+        """Raise ValueError where a launch needs more than there is."""
+        if self.partial.numel() < floats or self.counters.numel() < tiles:
+            raise ValueError(
+                f"a launch needs scratch for {floats:,} floats and {tiles:,} tiles, there is "
+                f"room for {self.partial.numel():,} and {self.counters.numel():,}"
+            )
+
+
+@lru_cache
+def multiprocessors(device: torch.device) -> int:
+    """Streaming multiprocessors of a CUDA device; 1 for a CPU, where programs run in turn."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def check_dtype(x: Tensor) -> None:
+    """Raise ValueError where float32 sums would lose what `x` holds."""
+    if not x.is_floating_point() or x.dtype.itemsize > 4:
+        raise ValueError(f"the Triton kernels compute in float32, {x.dtype} needs the reference")
+
+
+def row_tile(rows: int) -> int:
+    """Rows of a matrix tile: a power of two, at least the 16 of a tensor core's instruction."""
+    return max(16, triton.next_power_of_2(rows))
+
+
+@triton.jit
+def release_next(PDL: tl.constexpr):
+    """Let the next kernel be scheduled; it waits for this one's results by itself."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait until the kernels before this one are done. Nothing of theirs may be touched earlier."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch(pointers):
+    """Fetch the cache lines of `pointers` into L2; all of them must be valid."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [pointers],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def last_to_arrive(counter, programs):
+    """Whether all `programs` have stored their part, so that the last of them may read it."""
+    # the atomic is one thread's: the stores of the others have to come before it
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == programs - 1
+    if last:
+        tl.store(counter, 0)
+    return last

@@ -1,0 +1,219 @@
+"""Norm, projection, RoPE and the KV write of a few rows in one launch, in Triton."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specbench.kernels.launch import (
+    Scratch,
+    last_to_arrive,
+    multiprocessors,
+    release_next,
+    row_tile,
+    wait_for_previous,
+)
+from specbench.kernels.linear.plan import LinearLaunch, scratch_size, shares
+from specbench.kernels.linear.triton import (
+    check_operands,
+    normalise,
+    prefetch_weight,
+    project,
+    store_part,
+    sum_parts,
+    sum_squares,
+)
+from specbench.kernels.qkv.triton import finish_head
+
+# row tile: (block_k, num_warps, num_stages); a tile is one head wide
+TABLE = {16: (128, 4, 3), 32: (128, 4, 3), 64: (128, 4, 3)}
+
+
+def choose(rows: int, heads: int, dim: int, hidden: int, multiprocessors: int) -> LinearLaunch:
+    """A program a multiprocessor, each with a share of one head's K."""
+    block_k, warps, stages = TABLE[row_tile(rows)]
+    splits = max(1, min(multiprocessors // heads, triton.cdiv(hidden, block_k)))
+    return LinearLaunch(triton.next_power_of_2(dim), block_k, splits, warps, stages)
+
+
+def project_rope_write_kv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm: Tensor | None,
+    qk_norm: Tensor | None,
+    cos: Tensor,
+    signed_sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    eps: float,
+    launch: LinearLaunch | None = None,
+    scratch: Scratch | None = None,
+) -> Tensor:
+    """As `reference.project_rope_write_kv`, for at most 64 rows.
+
+    Parameters
+    ----------
+    launch : LinearLaunch, optional
+        Instead of the table's; `block_n` is the head's width rounded up to a power of two.
+    scratch : Scratch, optional
+        Reused; without it the call allocates and clears its own.
+
+    Returns
+    -------
+    Tensor
+        `[n, H, D]`, the rotated queries.
+    """
+    rows, hidden = x.shape
+    page_size, kv_heads, dim = k_cache.shape[1:]
+    all_heads = len(weight) // dim
+    heads = all_heads - 2 * kv_heads
+    check_operands(x, weight, norm)
+    if launch is None:
+        launch = choose(rows, all_heads, dim, hidden, multiprocessors(x.device))
+    if launch.block_n != triton.next_power_of_2(dim):
+        raise ValueError(f"a tile is one head of {dim}, not {launch.block_n} columns")
+    each, splits = shares(hidden, launch)
+    floats, tiles = scratch_size(rows, all_heads * launch.block_n, hidden, launch, alone=True)
+    if scratch is None:
+        scratch = Scratch.make(x.device, floats, tiles)
+    scratch.check(floats, tiles)
+    q = torch.empty((rows, heads, dim), dtype=x.dtype, device=x.device)
+    _project_rope_write_kv[(all_heads, splits)](
+        x,
+        x.stride(0),
+        weight,
+        weight.stride(0),
+        norm,
+        bias,
+        qk_norm,
+        cos,
+        signed_sin,
+        positions,
+        slots,
+        q,
+        k_cache,
+        v_cache,
+        *k_cache.stride(),
+        *v_cache.stride(),
+        scratch.partial,
+        scratch.counters,
+        rows,
+        eps,
+        K=hidden,
+        H=heads,
+        HKV=kv_heads,
+        D=dim,
+        PAGE_SIZE=page_size,
+        ROWS=row_tile(rows),
+        BLOCK_D=launch.block_n,
+        BLOCK_K=launch.block_k,
+        EACH=each,
+        SPLITS=splits,
+        STAGES=launch.num_stages,
+        PDL=launch.pdl,
+        num_warps=launch.num_warps,
+        launch_pdl=launch.pdl,
+    )
+    return q
+
+
+@triton.jit
+def _project_rope_write_kv(
+    x,
+    x_stride,
+    weight,
+    weight_stride,
+    norm,
+    bias,
+    qk_norm,
+    cos,
+    signed_sin,
+    positions,
+    slots,
+    q,
+    k_cache,
+    v_cache,
+    k_page,
+    k_token,
+    k_head,
+    k_dim,
+    v_page,
+    v_token,
+    v_head,
+    v_dim,
+    partial,
+    counters,
+    n,
+    eps,
+    K: tl.constexpr,
+    H: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EACH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    HEADS: tl.constexpr = H + 2 * HKV
+    N: tl.constexpr = HEADS * D
+    head, split = tl.program_id(0), tl.program_id(1)
+    row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
+    column = head * D + d
+    release_next(PDL)
+    if PDL:
+        prefetch_weight(weight, weight_stride, column, split, K, N, BLOCK_K, EACH)
+    wait_for_previous(PDL)
+    total, squares = project(
+        x, x_stride, weight, weight_stride, norm, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
+    )
+    # through scratch even without splits: the rotation needs elements of other threads
+    store_part(partial, total, squares, norm, head, split, HEADS, SPLITS)
+    if last_to_arrive(counters + head, SPLITS):
+        pair = tl.where(d < D // 2, d + D // 2, d - D // 2)
+        squares = sum_squares(partial, norm, row, head, HEADS, ROWS, BLOCK_D, SPLITS)
+        value = sum_parts(partial, row, d, head, HEADS, ROWS, BLOCK_D, SPLITS)
+        partner = sum_parts(partial, row, pair, head, HEADS, ROWS, BLOCK_D, SPLITS)
+        value = normalise(value, squares, norm, eps, K)
+        partner = normalise(partner, squares, norm, eps, K)
+        if bias is not None:
+            start = bias + head * D
+            value += tl.load(start + d, mask=d < D, other=0).to(tl.float32)[None, :]
+            partner += tl.load(start + pair, mask=d < D, other=0).to(tl.float32)[None, :]
+        finish_head(
+            value.to(x.dtype.element_ty),
+            partner.to(x.dtype.element_ty),
+            head,
+            row.to(tl.int64),
+            d,
+            pair,
+            (row < n)[:, None] & (d < D)[None, :],
+            qk_norm,
+            cos,
+            signed_sin,
+            positions,
+            slots,
+            q,
+            k_cache,
+            v_cache,
+            k_page,
+            k_token,
+            k_head,
+            k_dim,
+            v_page,
+            v_token,
+            v_head,
+            v_dim,
+            n,
+            eps,
+            H,
+            HKV,
+            D,
+            PAGE_SIZE,
+        )

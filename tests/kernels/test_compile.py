@@ -1,0 +1,107 @@
+"""The kernels of a decode step compile for an H200, without a device, and spill no registers."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[2]
+# Qwen2.5-0.5B
+HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 896, 14, 2, 64, 4864, 151_936
+WIDTH = (HEADS + 2 * KV_HEADS) * DIM
+H200_MULTIPROCESSORS = 132
+NAMES = {
+    "_add_rms_norm",
+    "_rope_write_kv",
+    "_project_rope_write_kv",
+    "_linear",
+    "_gate_up",
+    "_silu_mul",
+    "_head_argmax",
+    "_sample",
+    "_uniform",
+}
+
+
+def half(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+def step(rows: int) -> None:
+    """Every launch of a step of `rows` requests, dependent launch switched on."""
+    from specbench.engine.random import Purpose
+    from specbench.engine.sampling import Sampling
+    from specbench.kernels.head import sample, uniform
+    from specbench.kernels.head import triton as head
+    from specbench.kernels.linear import plan
+    from specbench.kernels.linear import triton as linear
+    from specbench.kernels.mlp import triton as mlp
+    from specbench.kernels.norm import triton as norm
+    from specbench.kernels.qkv import project
+    from specbench.kernels.qkv import triton as qkv
+
+    def dependent(launch: plan.LinearLaunch) -> plan.LinearLaunch:
+        return replace(launch, pdl=True)
+
+    sms = H200_MULTIPROCESSORS
+    x, weight, index = half(rows, HIDDEN), half(HIDDEN), torch.zeros(rows, dtype=torch.int64)
+    table = torch.empty(100, DIM)
+    place = table, table, index, index, *(half(9, 16, KV_HEADS, DIM) for _ in range(2)), 1e-6
+    norm.add_rms_norm(x, half(rows, HIDDEN), weight, 1e-6, norm.NormLaunch(4, True))
+    qkv.rope_write_kv(half(rows, WIDTH), half(WIDTH), None, *place, qkv.RopeLaunch(1, 1, True))
+    launch = dependent(project.choose(rows, HEADS + 2 * KV_HEADS, DIM, HIDDEN, sms))
+    weights = half(WIDTH, HIDDEN), half(WIDTH), weight, None
+    project.project_rope_write_kv(x, *weights, *place, launch=launch)
+    launch = dependent(plan.choose(rows, HIDDEN, INNER, sms))
+    residual = half(rows, HIDDEN)
+    linear.linear_small(half(rows, INNER), half(HIDDEN, INNER), residual=residual, launch=launch)
+    launch = dependent(mlp.choose(rows, INNER, sms))
+    mlp.gate_up_small(x, half(2 * INNER, HIDDEN), norm=weight, eps=1e-6, launch=launch)
+    mlp.silu_mul(half(rows, 2 * INNER), mlp.SiluLaunch(pdl=True))
+    launch = replace(head.TABLE[16], pdl=True)
+    head.head_argmax(x, half(VOCAB, HIDDEN), norm=weight, eps=1e-6, launch=launch)
+    u = uniform.uniform(2**64 - 1, index, index, 0, Purpose.DRAFT)
+    launch = sample.SampleLaunch(pdl=True)
+    sample.sample(half(rows, VOCAB), Sampling(0.8, 0.9, 20), u, launch)
+
+
+def main() -> None:
+    """Compile, and write what the assembler says of each kernel."""
+    from tests.support.sm90 import compile_only
+
+    for rows in (1, 64):
+        kernels = compile_only(partial(step, rows))
+        sys.stdout.write(json.dumps([asdict(kernel) for kernel in kernels]) + "\n")
+
+
+def test_a_step_compiles_for_hopper(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-m", "tests.kernels.test_compile"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        kernels = json.loads(line)
+        assert {kernel["name"] for kernel in kernels} == NAMES
+        for kernel in kernels:
+            assert kernel["stack"] == 0, kernel["name"]
+            assert kernel["shared"] <= 227 * 1024, kernel["name"]
+            if kernel["name"] != "_uniform":
+                assert "griddepcontrol.wait" in kernel["ptx"], kernel["name"]
+            if kernel["name"] in {"_linear", "_gate_up", "_head_argmax"}:
+                assert "cp.async.cg.shared.global" in kernel["ptx"], kernel["name"]
+
+
+if __name__ == "__main__":
+    main()
