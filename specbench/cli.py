@@ -101,6 +101,26 @@ def run(
     raise typer.Exit(run_benchmark(chosen, console=console, argv=["specbench", *context.obj]))
 
 
+@app.command("kernels")
+def measure_kernels(
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--case", metavar="NAME", help="Case, or a pattern; may be repeated."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timings of each kernel, in turns.")] = 7,
+    output: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Folder for kernels.csv.")
+    ] = None,
+) -> None:
+    """Check and time the GPU kernels beside FlashAttention-3 and the copy bandwidth."""
+    from rich.console import Console
+
+    from specbench.bench.kernels.run import run_kernels
+
+    console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
+    run_kernels(tuple(case or ()), repeats, output, console)
+
+
 @app.command("ls")
 def list_known(
     kind: Annotated[

@@ -1,0 +1,128 @@
+"""What is called for a case, on fresh random inputs: our kernels, their peers, and a check."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specbench.bench.kernels.cases import Case
+from specbench.bench.kernels.inputs import pool, randn, selected
+from specbench.bench.kernels.peers import Peer
+from specbench.bench.kernels.timing import Call
+
+OURS, COLLECTING, PEER = "ours", "collecting", "peer"
+_CACHES = 4  # pools together are this many times the L2 cache, so that none is found in it
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A case's calls by kernel, each a list over the pools, and the bytes that one must read."""
+
+    calls: dict[str, list[Call]]
+    nbytes: int
+
+
+def build(case: Case, peer: Peer | None, device: str = "cuda") -> Workload:
+    """The calls of `case`; ``peer`` is among them where there is one."""
+    makers: dict[str, Callable[[Case, Peer | None, str, int], dict[str, Call]]] = {
+        "verify": _verify,
+        "sparse": _sparse,
+        "select": _select,
+    }
+    nbytes = case.score_bytes if case.op == "select" else case.kv_bytes
+    pools = -(-_CACHES * _cache_bytes(device) // nbytes) + 1
+    calls: dict[str, list[Call]] = {}
+    for seed in range(pools):
+        for name, call in makers[case.op](case, peer, device, seed).items():
+            calls.setdefault(name, []).append(call)
+    return Workload(calls, nbytes)
+
+
+def _verify(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, Call]:
+    import torch
+
+    from specbench.kernels.paged_attention.reference import Collect
+    from specbench.kernels.paged_attention.triton import PagedAttention
+
+    keys, values, table = pool(case, device, seed)
+    shape = case.batch, case.rows, case.heads, case.dim
+    q = randn(shape, device, seed)
+    kv_lens = torch.full((case.batch,), case.context, dtype=torch.int32, device=device)
+    q_lens = torch.full_like(kv_lens, case.rows)
+    ranked = kv_lens - case.rows + 1
+    scores = torch.empty(case.batch, case.kv_heads, case.context, device=device)
+    out = torch.empty_like(q)
+    scale = case.dim**-0.5
+
+    def attention(collect: Collect | None) -> PagedAttention:
+        return PagedAttention(
+            *(case.batch, case.rows, case.heads, case.kv_heads, case.dim),
+            case.context,
+            q.dtype,
+            device,
+            collect,
+        )
+
+    plain, collecting = attention(None), attention(Collect())
+    common = q, keys, values, table, kv_lens, q_lens, scale
+    calls: dict[str, Call] = {
+        OURS: lambda: plain(*common, out=out),
+        COLLECTING: lambda: collecting(*common, out=out, ranked=ranked, scores=scores),
+    }
+    if peer is not None:
+        calls[PEER] = lambda: peer.attend(q, keys, values, table, kv_lens, case.context, True)
+    return calls
+
+
+def _sparse(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, Call]:
+    import torch
+
+    from specbench.kernels.sparse_attention.triton import sparse_attention
+    from specbench.kernels.sparse_attention.workspace import SparseAttentionWorkspace
+
+    keys, values, table = pool(case, device, seed)
+    q = randn((case.batch, 1, case.heads, case.dim), device, seed)
+    slots = selected(case, table, device, seed)
+    tail = torch.full((case.batch, 1), -1, dtype=torch.int32, device=device)
+    out = torch.empty_like(q)
+    workspace = SparseAttentionWorkspace(
+        case.batch, case.heads, case.kv_heads, case.dim, q.dtype, device
+    )
+    scale = case.dim**-0.5
+    calls: dict[str, Call] = {
+        OURS: lambda: sparse_attention(
+            q, keys, values, slots, tail, scale, workspace=workspace, out=out
+        )
+    }
+    if peer is not None:
+        # a page of one token, and one list for all heads: FlashAttention has no other
+        k1, v1 = (x.view(-1, 1, case.kv_heads, case.dim) for x in (keys, values))
+        shared = slots[:, 0].contiguous()
+        lens = torch.full((case.batch,), case.entries, dtype=torch.int32, device=device)
+        calls[PEER] = lambda: peer.attend(q, k1, v1, shared, lens, case.entries, False)
+    return calls
+
+
+def _select(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, Call]:
+    import torch
+
+    from specbench.kernels.selection.triton import select
+    from specbench.kernels.selection.workspace import SelectionWorkspace
+
+    generator = torch.Generator(device).manual_seed(seed)
+    shape = case.layers, case.batch, case.kv_heads, case.context
+    # weights of attention are skewed: most are next to nothing
+    scores = torch.empty(shape, device=device).exponential_(generator=generator).pow_(4)
+    ranked = torch.full((case.batch,), case.context, dtype=torch.int32, device=device)
+    keep = torch.full_like(ranked, case.entries)
+    out = torch.empty(*shape[:3], case.entries, dtype=torch.int32, device=device)
+    rows = case.layers * case.batch * case.kv_heads
+    workspace = SelectionWorkspace(rows, case.context, case.entries, device)
+    return {OURS: lambda: select(scores, ranked, keep, case.entries, workspace=workspace, out=out)}
+
+
+def _cache_bytes(device: str) -> int:
+    import torch
+
+    if device != "cuda":
+        return 0
+    size: int = torch.cuda.get_device_properties(0).L2_cache_size
+    return size
