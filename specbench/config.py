@@ -71,6 +71,12 @@ class RunConfig(BaseModel):
     kept_ratio: float | None = Field(
         None, gt=0, le=1, description="Share of the KV entries that drafts read."
     )
+    ngram_max: PositiveInt | None = Field(
+        None, description="Longest run of last tokens that prompt lookup looks for."
+    )
+    ngram_min: PositiveInt | None = Field(
+        None, description="Shortest run of last tokens that prompt lookup looks for."
+    )
     min_tokens: PositiveInt | None = Field(None, description="Fewest KV entries that drafts read.")
     score: Score | None = Field(None, description="What Vegas ranks by; random is a control.")
     queries: Queries | None = Field(None, description="Verify rows whose scores Vegas sums.")
@@ -99,6 +105,8 @@ METHOD_FIELDS = (
     "variant",
     "gamma",
     "kept_ratio",
+    "ngram_max",
+    "ngram_min",
     "min_tokens",
     "score",
     "queries",

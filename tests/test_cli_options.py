@@ -63,6 +63,8 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "variant": (["x"], "x"),
     "gamma": (["0"], 0),
     "kept_ratio": (["1"], 1.0),
+    "ngram_max": (["5"], 5),
+    "ngram_min": (["3"], 3),
     "min_tokens": (["16"], 16),
     "score": (["logit"], "logit"),
     "queries": (["all"], "all"),

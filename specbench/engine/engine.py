@@ -135,6 +135,7 @@ class Engine:
             )
         self._pages[row] = self.cache.allocate(total)
         self.batch.reserve(row, self._pages[row])
+        self.batch.record(row, token_ids)
         collector = self.method.prefill_collector(row, len(token_ids))
         for hidden in self._chunks(row, token_ids, collector):
             if on_chunk:
@@ -217,6 +218,8 @@ class Engine:
         allowed = batch.allowed(method.gamma)
         with self.phases("draft"):
             draft = method.draft(batch)
+        if draft is not None and draft.counts is not None:
+            allowed = torch.minimum(allowed, draft.counts)
         chunk = batch.tokens[:, None]
         if draft is not None:
             chunk = torch.cat([chunk, draft.tokens], dim=1)

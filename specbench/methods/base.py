@@ -46,10 +46,14 @@ class Draft:
     probs : Tensor or None
         float `[R, gamma, vocab]`, the distributions that the tokens were drawn from after
         temperature, top-k and top-p. None stands for one-hot: the draft was not random.
+    counts : Tensor or None
+        int64 `[R]`, how many of a row's tokens, from the first, are drafts: what follows is neither
+        verified nor counted. None stands for gamma of them in every row.
     """
 
     tokens: Tensor
     probs: Tensor | None = None
+    counts: Tensor | None = None
 
 
 class Method(ABC):

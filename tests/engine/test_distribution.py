@@ -12,8 +12,8 @@ from specbench.engine.engine import Engine
 from specbench.engine.model import Transformer
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling, draw, probabilities
-from specbench.methods.base import Draft
-from tests.support.tiny import decode, prompts, tiny_model, vegas
+from specbench.methods.base import Draft, EngineMethod
+from tests.support.tiny import decode, lookup, prompts, tiny_model, vegas
 
 SAMPLING = Sampling(temperature=0.5, top_p=0.95, top_k=5, seed=3)
 DRAWS = 60_000
@@ -111,20 +111,27 @@ def truth_of(model: Transformer, prompt: list[int], count: int) -> Tensor:
     return joint
 
 
-def check_engine(gamma: int, rounds: int = 20) -> None:
-    """The two tokens that Vegas speculates after a prefill, against their exact distribution.
+def sparse_vegas(gamma: int) -> EngineMethod:
+    """Vegas, its drafts unlike the target."""
+    return vegas(gamma=gamma, min_tokens=2, kept_ratio=0.05)
+
+
+def check_engine(
+    gamma: int, make: Callable[[int], EngineMethod] = sparse_vegas, rounds: int = 20
+) -> None:
+    """The two tokens that a method speculates after a prefill, against their exact distribution.
 
     The prefill is done once; every round decodes from there with other random numbers.
     """
     rows, model = 250, small_model()
     prompt = prompts(2, [21], VOCAB)[0]
     tool = Engine(model, rows=rows, max_len=21 + 3 + gamma)
-    method = vegas(gamma=gamma, min_tokens=2, kept_ratio=0.05)
+    method = make(gamma)
     tool.use(method, SAMPLING)
     first = {tool.admit(row, 0, prompt, 3 + gamma) for row in range(rows)}
     batch = tool.batch
-    state = [batch.tokens, batch.lengths, batch.remaining, batch.active]
-    state += [method.selected, method.ranked]
+    held = [*vars(batch).values(), *vars(method).values()]
+    state = [value for value in held if isinstance(value, Tensor)]
     saved = [tensor.clone() for tensor in state]
     samples = []
     for number in range(rounds):
@@ -143,6 +150,11 @@ def check_engine(gamma: int, rounds: int = 20) -> None:
 @pytest.mark.parametrize("gamma", range(1, 7))
 def test_vegas_commits_the_targets_distribution(gamma: int) -> None:
     check_engine(gamma)
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_lookup_commits_the_targets_distribution(gamma: int) -> None:
+    check_engine(gamma, lambda gamma: lookup(gamma=gamma, ngram_min=1))
 
 
 def check_committed_kv() -> None:

@@ -11,6 +11,7 @@ from specbench.engine.model_config import ModelConfig
 from specbench.engine.sampling import Sampling
 from specbench.methods.autoregressive import Autoregressive
 from specbench.methods.base import EngineMethod
+from specbench.methods.lookup import Lookup, LookupParameters
 from specbench.methods.vegas import Vegas, VegasParameters
 
 GREEDY = Sampling()
@@ -67,6 +68,11 @@ def vegas(**settings: object) -> Vegas:
     """Vegas with a set small enough to be sparse on short prompts."""
     values: dict[str, object] = {"gamma": 3, "kept_ratio": 0.1, "min_tokens": 2}
     return Vegas(VegasParameters(**(values | settings)))
+
+
+def lookup(**settings: object) -> Lookup:
+    """Prompt lookup."""
+    return Lookup(LookupParameters(**settings))
 
 
 def decode(
