@@ -72,7 +72,7 @@ def plan_memory(
     return MemoryPlan(
         weights=model.weight_bytes(dtype),
         kv_cache=slots * model.kv_bytes_per_token(dtype),
-        method=sum(method.memory_bytes(model, rows, max_len) for method in methods),
+        method=sum(method.memory_bytes(model, rows, max_len, dtype) for method in methods),
         working=logits + max(chunk, verified) * hidden * 4 + attention + history,
     )
 

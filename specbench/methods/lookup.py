@@ -48,7 +48,9 @@ class Lookup(EngineMethod):
         """Drafts of one iteration, at most."""
         return self.parameters.gamma
 
-    def memory_bytes(self, model: "ModelConfig", rows: int, max_len: int) -> int:
+    def memory_bytes(
+        self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
+    ) -> int:
         """What matching holds for a moment: ranks, lengths of matches and masks of every token."""
         return rows * (max_len + 1) * 40
 

@@ -67,7 +67,9 @@ class Vegas(EngineMethod):
         """Drafts of one iteration, at most."""
         return self.parameters.gamma
 
-    def memory_bytes(self, model: "ModelConfig", rows: int, max_len: int) -> int:
+    def memory_bytes(
+        self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
+    ) -> int:
         """Scores and selected slots, and what ranking holds beside them for a moment."""
         p, sets = self.parameters, self._sets(model)
         width = int(self._keep(torch.tensor(max_len)))
@@ -125,9 +127,11 @@ class Vegas(EngineMethod):
             return None
         return ScoreCollector(self.collect, self.scores, ranked)
 
-    def prefill_collector(self, row: int, length: int) -> ScoreCollector | None:
+    def prefill_collector(
+        self, row: int, begin: int, end: int, length: int
+    ) -> ScoreCollector | None:
         """Scores of the whole prompt from its last token."""
-        if self.gamma == 0 or self.collect is None:
+        if self.gamma == 0 or self.collect is None or end < length:
             return None
         collect = Collect(self.collect.score, "last", self.collect.share)
         ranked = torch.tensor([length], device=self.ranked.device)

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from torch.profiler import ProfilerActivity, profile
 
 from specbench.config import build_config
 from specbench.engine.batch import Batch
@@ -13,6 +12,7 @@ from specbench.engine.engine import Engine
 from specbench.engine.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.methods.lookup import Lookup, latest_occurrence
+from tests.support.memory import peak_bytes
 from tests.support.tiny import GREEDY, autoregressive, decode, lookup, prompts, tiny_model
 
 
@@ -134,14 +134,8 @@ def test_settings_out_of_range_are_refused() -> None:
 def test_the_planned_memory_covers_what_matching_takes() -> None:
     engine = Engine(tiny_model(5), rows=3, max_len=4000)
     engine.use(lookup(), GREEDY)
-    planned = lookup().memory_bytes(engine.config, 3, 4000)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-        lookup().draft(engine.batch)
-    level = peak = 0
-    for event in trace.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            level += event.nbytes()
-            peak = max(peak, level)
+    planned = lookup().memory_bytes(engine.config, 3, 4000, engine.dtype)
+    peak = peak_bytes(lambda: lookup().draft(engine.batch))
     assert peak <= planned
     assert planned < 3 * peak
 
