@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from specbench.engine.engine import Engine
 from specbench.engine.model import Transformer
 from specbench.methods.base import EngineMethod
-from tests.support.tiny import autoregressive, decode, lookup, prompts, tiny_model, vegas
+from tests.support.tiny import (
+    autoregressive,
+    decode,
+    lookup,
+    magicdec,
+    prompts,
+    tiny_model,
+    vegas,
+)
 
 SHAPES = [
     {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "num_layers": 2},
@@ -20,7 +28,12 @@ SHAPES = [
     {"num_heads": 4, "num_kv_heads": 1, "head_dim": 4, "num_layers": 2, "qk_norm": True},
 ]
 
-SOME = [vegas(gamma=7), lookup(gamma=7, ngram_min=1)]
+VARIANTS = ["stream", "snapkv", "quest"]
+SOME = {
+    "vegas": vegas(gamma=7),
+    "lookup": lookup(gamma=7, ngram_min=1),
+    **{variant: magicdec(variant, gamma=7) for variant in VARIANTS},
+}
 
 
 def with_eos(model: Transformer, eos: tuple[int, ...]) -> Transformer:
@@ -51,6 +64,25 @@ def any_lookup(data: st.DataObject) -> EngineMethod:
         ngram_min=low,
         ngram_max=data.draw(st.integers(low, 5), label="ngram_max"),
     )
+
+
+def any_magicdec(data: st.DataObject, variant: str) -> EngineMethod:
+    """A variant of MagicDec, its budget far below or far above the prompts' lengths."""
+    windows = {"stream": ("sinks", 0), "snapkv": ("window", 1), "quest": ("dense_layers", 0)}
+    name, least = windows[variant]
+    own = {name: data.draw(st.integers(least, 3), label=name)}
+    if variant == "snapkv":
+        own["pool"] = data.draw(st.sampled_from([1, 3, 7]), label="pool")
+    low = 16 if variant == "quest" else 4
+    sizes: list[dict[str, object]] = [
+        {"budget": low},
+        {"budget": 2 * low},
+        {"budget": 999},
+        {"kept_ratio": 0.01, "min_tokens": low},
+        {"kept_ratio": 0.5, "min_tokens": low},
+    ]
+    size = data.draw(st.sampled_from(sizes), label="size")
+    return magicdec(variant, gamma=data.draw(st.integers(0, 7), label="gamma"), **own, **size)
 
 
 def check_random_model(data: st.DataObject, any_method: Callable[..., EngineMethod]) -> None:
@@ -101,10 +133,25 @@ def test_lookup_equals_autoregressive_on_random_models(data: st.DataObject) -> N
     check_random_model(data, any_lookup)
 
 
-def test_everything_kept_means_everything_accepted() -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_magicdec_equals_autoregressive_on_random_models(data: st.DataObject, variant: str) -> None:
+    check_random_model(data, lambda data: any_magicdec(data, variant))
+
+
+EVERYTHING = {
+    "vegas": vegas(gamma=5, kept_ratio=1.0),
+    **{variant: magicdec(variant, gamma=5, budget=120) for variant in VARIANTS},
+    **{f"{variant}, ratio": magicdec(variant, gamma=5, kept_ratio=1.0) for variant in VARIANTS},
+}
+
+
+@pytest.mark.parametrize("method", EVERYTHING.values(), ids=EVERYTHING.keys())
+def test_everything_kept_means_everything_accepted(method: EngineMethod) -> None:
     model = tiny_model(1, max_len=128)
     engine = Engine(model, rows=2, max_len=120)
-    ours = decode(engine, vegas(gamma=5, kept_ratio=1.0), prompts(1, [40, 23]), 31)
+    ours = decode(engine, method, prompts(1, [40, 23]), 31)
     for g in ours.values():
         # 30 tokens after the first, five of six steps full: 6 * 5
         assert g.committed == [6, 6, 6, 6, 6]
@@ -112,7 +159,7 @@ def test_everything_kept_means_everything_accepted() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", SOME.values(), ids=SOME.keys())
 def test_float32_is_exact_too(method: EngineMethod, rows: int) -> None:
     model = tiny_model(5, torch.float32)
     engine = Engine(model, rows=rows, max_len=220)
@@ -122,7 +169,7 @@ def test_float32_is_exact_too(method: EngineMethod, rows: int) -> None:
     assert {i: g.output_ids for i, g in ours.items()} == {i: g.output_ids for i, g in base.items()}
 
 
-@pytest.mark.parametrize("method", SOME, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", SOME.values(), ids=SOME.keys())
 def test_a_row_of_a_ragged_batch_equals_its_solo_run(method: EngineMethod) -> None:
     model = tiny_model(7)
     token_ids = prompts(7, [3, 50, 200])
