@@ -12,6 +12,7 @@ from specbench.engine.engine import Engine
 from specbench.engine.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.methods.lookup import Lookup, latest_occurrence
+from tests.support.capture import no_host_decisions
 from tests.support.memory import peak_bytes
 from tests.support.tiny import GREEDY, autoregressive, decode, lookup, prompts, tiny_model
 
@@ -146,3 +147,11 @@ def test_the_search_reads_no_later_token() -> None:
     batch.history[:, 5:] = torch.tensor([4, 5] * 18)
     after = latest_occurrence(batch.history, batch.lengths, 4, 1)
     assert [t.tolist() for t in before] == [t.tolist() for t in after] == [[1], [True]]
+
+
+def test_nothing_is_decided_by_the_host() -> None:
+    batch = running([4, 5, 6, 4, 5], [1, 2])
+    with no_host_decisions():
+        draft = lookup().draft(batch)
+        assert draft is not None
+        batch.commit(draft.tokens, torch.tensor([1, 0]), torch.tensor([2, 2]))

@@ -16,6 +16,7 @@ from specbench.methods.magicdec import stream
 from specbench.methods.magicdec.method import MagicDec
 from specbench.methods.magicdec.quest import Quest, QuestAttention
 from specbench.methods.magicdec.snapkv import SnapKV
+from tests.support.capture import no_host_decisions
 from tests.support.dense import keys_and_queries, positions_of
 from tests.support.memory import peak_bytes
 from tests.support.tiny import GREEDY, autoregressive, decode, magicdec, prompts, tiny_model
@@ -70,10 +71,14 @@ def snapkv_by_definition(
 
 
 @pytest.mark.parametrize("chunk", [3, 16, 61, 64, 70])
-@pytest.mark.parametrize(("window", "pool"), [(12, 5), (1, 1), (32, 3)])
-def test_snapkvs_set_equals_a_dense_reference(chunk: int, window: int, pool: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "pool", "keep"), [(12, 5, 9), (12, 5, 55), (1, 1, 9), (32, 3, 36)]
+)
+def test_snapkvs_set_equals_a_dense_reference(
+    chunk: int, window: int, pool: int, keep: int
+) -> None:
     engine = Engine(tiny_model(2), rows=2, max_len=110, prefill_chunk=chunk)
-    method = magicdec("snapkv", window=window, pool=pool, budget=window + 9)
+    method = magicdec("snapkv", window=window, pool=pool, budget=window + keep)
     assert isinstance(method, SnapKV)
     # the first request leaves scores behind, and the second has the other row
     other, prompt = prompts(2, [76, 70])
@@ -85,7 +90,7 @@ def test_snapkvs_set_equals_a_dense_reference(chunk: int, window: int, pool: int
         found = method.selected[:, 1].tolist()
         return [[positions_of(engine, 1, head) for head in layer] for layer in found]
 
-    expected = snapkv_by_definition(engine, prompt, window, pool, 9)
+    expected = snapkv_by_definition(engine, prompt, window, pool, keep)
     assert selected() == expected
     assert method.start.tolist() == [76 - window, 70 - window]
     for _ in range(3):
@@ -291,3 +296,24 @@ def chooser(method: MagicDec, engine: Engine, batch: Batch) -> Callable[[], obje
     if isinstance(method, stream.Stream):
         return lambda: batch.slots(*method._chosen(batch))
     return lambda: batch.slots(method.start[:, None] + method.offset, torch.ones(3, 1).bool())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_is_decided_by_the_host(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the model's forward, whose reference kernels read lengths."""
+    engine = Engine(tiny_model(8), rows=3, max_len=80)
+    method = magicdec(variant)
+    engine.use(method, GREEDY)
+    for row, ids in enumerate(prompts(8, [40, 21])):
+        engine.admit(row, row, ids, 20)
+    query = torch.zeros(3, 1, 4, 8, dtype=engine.dtype)
+
+    def forward(tokens: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
+        if isinstance(attention, QuestAttention):
+            attention._select(1, query)
+        return torch.zeros(3, 1, 32, dtype=engine.dtype)
+
+    monkeypatch.setattr(engine, "forward", forward)
+    with no_host_decisions():
+        method.draft(engine.batch)
+        method.observe(engine.batch)

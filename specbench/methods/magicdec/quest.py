@@ -63,6 +63,7 @@ class Quest(MagicDec):
     def bind(self, engine: "Engine") -> None:
         """Allocate the bounds, each `[layers, pages, Hkv, D]` by the cache's page."""
         super().bind(engine)
+        self.width = self._width(engine.max_len)
         keys = engine.cache.keys
         self.page_min, self.page_max = (keys.new_zeros(keys[:, :, 0].shape) for _ in range(2))
         # entries that the bounds cover
@@ -138,7 +139,6 @@ class QuestAttention:
         self.slots = batch.slots(position, drafting)
         self.complete = batch.lengths // PAGE_SIZE * batch.active
         self.keep = method._keep_pages(batch.lengths)
-        self.width = method._width(engine.max_len)
         self.offset = torch.arange(PAGE_SIZE, device=position.device)
         # the incomplete page, and what is drafted
         tail = torch.arange(PAGE_SIZE - 1 + method.gamma, device=position.device)
@@ -170,7 +170,7 @@ class QuestAttention:
         table = self.batch.block_table
         bounds = self.method.page_min[layer], self.method.page_max[layer]
         scores = page_scores(q, *bounds, table)
-        best = select(scores[None], self.complete, self.keep, self.width)[0]
+        best = select(scores[None], self.complete, self.keep, self.method.width)[0]
         rows, heads, width = best.shape
         page = table.gather(1, best.clamp(min=0).view(rows, -1)).view(rows, heads, width, 1)
         slots = torch.where(best[..., None] >= 0, page * PAGE_SIZE + self.offset, -1)
