@@ -11,7 +11,7 @@ from specbench.config import build_config
 from specbench.engine.batch import Batch
 from specbench.engine.engine import Engine
 from specbench.engine.sampling import Sampling
-from specbench.errors import UsageError
+from specbench.errors import ContextTooLongError, UsageError
 from specbench.methods.magicdec import stream
 from specbench.methods.magicdec.method import MagicDec
 from specbench.methods.magicdec.quest import Quest, QuestAttention
@@ -106,6 +106,15 @@ def test_snapkv_selects_nothing_of_a_prompt_within_its_window() -> None:
     assert (method.selected == -1).all()
     # the window and all that follows it are read, so every draft is the target's
     assert outcome.accepted == [5] * 5
+
+
+def test_snapkv_reads_every_new_token_up_to_the_last() -> None:
+    engine = Engine(tiny_model(3), rows=2, max_len=90, max_new_tokens=31)
+    method = magicdec("snapkv", gamma=5, window=4, budget=90)
+    outcomes = decode(engine, method, prompts(3, [50, 9]), 31)
+    assert [outcome.accepted for outcome in outcomes.values()] == [[5] * 5] * 2
+    with pytest.raises(ContextTooLongError, match="32 new tokens exceed the 31"):
+        decode(engine, method, prompts(3, [9]), 32)
 
 
 def bounds_by_definition(engine: Engine, row: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
