@@ -35,13 +35,13 @@ def listing(kind: str | None = None) -> str:
 
 
 def method_rows() -> list[Row]:
-    """Name, summary, paper, and settings with their defaults of each method."""
+    """Name, summary, paper, and settings with their defaults of each method and variant."""
     from specbench.methods import METHODS
 
-    found = ((name, METHODS.get(name)) for name in METHODS)
     return [
-        (name, method.summary, method.paper or "", settings(method.parameters_type))
-        for name, method in found
+        (kind.name, kind.summary, kind.paper or "", settings(kind.parameters_type))
+        for method in map(METHODS.get, METHODS)
+        for kind in method.variants().values()
     ]
 
 

@@ -66,17 +66,34 @@ class RunConfig(BaseModel):
     output: Path | None = Field(None, description="Folder for the records and reports.")
     resume: bool = Field(False, description="Continue the run in the output folder.")
 
-    variant: str | None = Field(None, description="Variant of a method that has several.")
+    variant: str | None = Field(
+        None, description="Variant of a method that has several; 'all' makes an arm of each."
+    )
     gamma: NonNegativeInt | None = Field(None, le=64, description="Draft tokens a step.")
     kept_ratio: float | None = Field(
         None, gt=0, le=1, description="Share of the KV entries that drafts read."
+    )
+    ngram_max: PositiveInt | None = Field(
+        None, description="Longest run of last tokens that prompt lookup looks for."
+    )
+    ngram_min: PositiveInt | None = Field(
+        None, description="Shortest run of last tokens that prompt lookup looks for."
+    )
+    budget: PositiveInt | None = Field(
+        None, description="KV entries that MagicDec's drafts read, where no --kept-ratio is given."
     )
     min_tokens: PositiveInt | None = Field(None, description="Fewest KV entries that drafts read.")
     score: Score | None = Field(None, description="What Vegas ranks by; random is a control.")
     queries: Queries | None = Field(None, description="Verify rows whose scores Vegas sums.")
     share: Share | None = Field(None, description="One set a KV head, or one a layer.")
     sinks: NonNegativeInt | None = Field(None, description="First tokens always kept.")
-    window: NonNegativeInt | None = Field(None, description="Last ranked tokens always kept.")
+    window: NonNegativeInt | None = Field(
+        None, description="Last ranked tokens always kept; SnapKV's are also those that rank."
+    )
+    pool: PositiveInt | None = Field(None, description="Entries whose scores SnapKV averages.")
+    dense_layers: NonNegativeInt | None = Field(
+        None, description="First layers in which Quest's drafts read everything."
+    )
     vllm_arg: tuple[str, ...] | None = Field(
         None,
         description="Engine argument KEY=VALUE for vLLM, typed by vLLM itself; each "
@@ -99,12 +116,17 @@ METHOD_FIELDS = (
     "variant",
     "gamma",
     "kept_ratio",
+    "ngram_max",
+    "ngram_min",
+    "budget",
     "min_tokens",
     "score",
     "queries",
     "share",
     "sinks",
     "window",
+    "pool",
+    "dense_layers",
     "vllm_arg",
     "vllm_python",
     "vllm_timeout",

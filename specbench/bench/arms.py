@@ -47,13 +47,18 @@ def build_arms(config: RunConfig) -> list[Arm]:
     if config.baseline and AUTOREGRESSIVE not in names:
         names.insert(0, AUTOREGRESSIVE)
     names.sort(key=lambda name: name != AUTOREGRESSIVE)
-    types = [METHODS.get(name) for name in names]
-    for name in config.method_settings():
-        if not any(name in method.parameters_type.model_fields for method in types):
+    arms = [
+        Arm(name, made)
+        for method in map(METHODS.get, names)
+        for name, made in method.arms(config).items()
+    ]
+    for setting in config.method_settings():
+        if not any(setting in arm.method.parameters_type.model_fields for arm in arms):
+            shown = ", ".join(arm.name for arm in arms)
             raise UsageError(
-                f"--{name.replace('_', '-')} is no setting of {', '.join(names)}; leave it out"
+                f"--{setting.replace('_', '-')} is no setting of {shown}; leave it out"
             )
-    return [Arm(name, made) for method in types for name, made in method.arms(config).items()]
+    return arms
 
 
 def _has_vllm(config: RunConfig) -> bool:

@@ -73,6 +73,7 @@ class EngineHost:
                 loaded.model,
                 rows=plan.rows,
                 max_len=plan.max_len,
+                max_new_tokens=max(r.max_new_tokens for w in plan.workloads for r in w.requests),
                 ignore_eos=config.ignore_eos,
                 prefill_chunk=config.prefill_chunk,
             )

@@ -22,7 +22,8 @@ class MemoryPlan:
     Attributes
     ----------
     weights, kv_cache, method, working : int
-        Working memory is the largest forward's: logits, hidden states, attention scores.
+        Working memory is the largest forward's (logits, hidden states, attention scores) and the
+        requests' tokens.
     """
 
     weights: int
@@ -67,11 +68,12 @@ def plan_memory(
     chunk = min(prefill_chunk, max_len)
     hidden = 2 * model.intermediate_size + 6 * model.hidden_size
     attention = 3 * model.num_heads * chunk * max_len * 4
+    history = rows * (max_len + 1) * 8
     return MemoryPlan(
         weights=model.weight_bytes(dtype),
         kv_cache=slots * model.kv_bytes_per_token(dtype),
-        method=sum(method.memory_bytes(model, rows, max_len) for method in methods),
-        working=logits + max(chunk, verified) * hidden * 4 + attention,
+        method=sum(method.memory_bytes(model, rows, max_len, dtype) for method in methods),
+        working=logits + max(chunk, verified) * hidden * 4 + attention + history,
     )
 
 

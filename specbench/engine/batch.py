@@ -53,6 +53,9 @@ class Batch:
         int64 `[R]`, what keys the request's random numbers.
     block_table : Tensor
         int64 `[R, P]`, pages in order; 0 past the request's reservation.
+    history : Tensor
+        int64 `[R, max_len + 1]`, the request's tokens by position, up to `tokens` at `lengths`;
+        what stands behind is old, and the last column takes the masked writes.
     eos : Tensor
         int64 `[E]`, tokens that end a request.
     """
@@ -68,6 +71,7 @@ class Batch:
         self.active = torch.zeros(rows, dtype=torch.bool, device=device)
         self.request = integers(rows)
         self.block_table = integers(rows, pages_for(max_len))
+        self.history = integers(rows, max_len + 1)
         self.eos = torch.tensor(eos, dtype=torch.int64, device=device)
 
     def reserve(self, row: int, pages: list[int]) -> None:
@@ -75,11 +79,17 @@ class Batch:
         self.block_table[row] = 0
         self.block_table[row, : len(pages)] = torch.tensor(pages, device=self.tokens.device)
 
+    def record(self, row: int, token_ids: list[int]) -> None:
+        """Note the prompt of `row`."""
+        prompt = torch.tensor(token_ids, device=self.tokens.device)
+        self.history[row, : len(token_ids)] = prompt
+
     def admit(self, row: int, request: int, length: int, token: int, remaining: int) -> None:
         """Start decoding a prefilled request of `length` tokens whose first new one is `token`."""
         self.request[row] = request
         self.lengths[row] = length
         self.tokens[row] = token
+        self.history[row, length] = token
         self.remaining[row] = remaining
         self.active[row] = True
 
@@ -123,6 +133,8 @@ class Batch:
         position = torch.arange(tokens.shape[1], device=tokens.device)
         kept = (before == 0) & (position <= accepted[:, None]) & self.active[:, None]
         count = kept.sum(1)
+        places = torch.where(kept, self.lengths[:, None] + 1 + position, self.history.shape[1] - 1)
+        self.history.scatter_(1, places, tokens)
         self.remaining -= count
         ended = self.active & ((ends & kept).any(1) | (self.remaining == 0))
         last = tokens.gather(1, (count - 1).clamp(min=0)[:, None]).squeeze(1)

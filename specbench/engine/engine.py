@@ -53,6 +53,9 @@ class Engine:
         Requests that decode together, at most.
     max_len : int
         Prompt and new tokens of a request, at most.
+    max_new_tokens : int, optional
+        New tokens of a request, at most; by default as many as `max_len`. A method that keeps what
+        was generated beside a selection of the prompt sizes its lists by it.
     ignore_eos : bool
         Decode to the length limit.
     prefill_chunk : int
@@ -74,6 +77,7 @@ class Engine:
         *,
         rows: int,
         max_len: int,
+        max_new_tokens: int | None = None,
         ignore_eos: bool = False,
         prefill_chunk: int = 512,
     ) -> None:
@@ -82,6 +86,7 @@ class Engine:
         self.config = model.config
         self.dtype, self.device = parameter.dtype, parameter.device
         self.max_len = max_len
+        self.max_new_tokens = min(max_new_tokens or max_len, max_len)
         self.prefill_chunk = prefill_chunk
         self.scale = self.config.head_dim**-0.5
         self.cache = KVCache(self.config, rows * pages_for(max_len), self.dtype, self.device)
@@ -125,7 +130,7 @@ class Engine:
         Raises
         ------
         ContextTooLongError
-            The prompt and the new tokens exceed `max_len`.
+            The prompt and the new tokens exceed `max_len`, or these `max_new_tokens`.
         """
         total = len(token_ids) + max_new_tokens
         if total > self.max_len:
@@ -133,10 +138,15 @@ class Engine:
                 f"a prompt of {len(token_ids)} tokens and {max_new_tokens} new ones exceed the "
                 f"{self.max_len} tokens that the engine reserved for a request"
             )
+        if max_new_tokens > self.max_new_tokens:
+            raise ContextTooLongError(
+                f"{max_new_tokens} new tokens exceed the {self.max_new_tokens} that the engine was "
+                "made for"
+            )
         self._pages[row] = self.cache.allocate(total)
         self.batch.reserve(row, self._pages[row])
-        collector = self.method.prefill_collector(row, len(token_ids))
-        for hidden in self._chunks(row, token_ids, collector):
+        self.batch.record(row, token_ids)
+        for hidden in self._chunks(row, token_ids, self.method):
             if on_chunk:
                 on_chunk(hidden.shape[1])
         logits = self.model.logits(hidden[:, -1])
@@ -217,6 +227,8 @@ class Engine:
         allowed = batch.allowed(method.gamma)
         with self.phases("draft"):
             draft = method.draft(batch)
+        if draft is not None and draft.counts is not None:
+            allowed = torch.minimum(allowed, draft.counts)
         chunk = batch.tokens[:, None]
         if draft is not None:
             chunk = torch.cat([chunk, draft.tokens], dim=1)
@@ -255,11 +267,11 @@ class Engine:
         return self.forward(chunk, positions, attention), rows
 
     def _chunks(
-        self, row: int, token_ids: list[int], collector: ScoreCollector | None
+        self, row: int, token_ids: list[int], method: EngineMethod | None
     ) -> Iterator[Tensor]:
         """Hidden states `[1, n, hidden]` of a prompt, chunk by chunk; KV written to `row`'s pages.
 
-        Scores are collected from the last chunk, whose rows see all of the prompt.
+        `method` collects the scores that it wants of each chunk.
         """
         table = self.batch.block_table[row : row + 1]
         ids = torch.tensor(token_ids, device=self.device)[None]
@@ -267,6 +279,9 @@ class Engine:
             tokens = ids[:, begin : begin + self.prefill_chunk]
             end = begin + tokens.shape[1]
             positions = torch.arange(begin, end, device=self.device)[None]
+            collector = None
+            if method is not None:
+                collector = method.prefill_collector(row, begin, end, len(token_ids))
             attention = FullAttention(
                 self.cache,
                 table,
@@ -274,7 +289,7 @@ class Engine:
                 torch.tensor([end], device=self.device),
                 torch.tensor([end - begin], device=self.device),
                 self.scale,
-                collector if end == len(token_ids) else None,
+                collector,
                 self.phases,
             )
             yield self.model(tokens, positions, attention)

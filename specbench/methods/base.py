@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
@@ -46,10 +47,14 @@ class Draft:
     probs : Tensor or None
         float `[R, gamma, vocab]`, the distributions that the tokens were drawn from after
         temperature, top-k and top-p. None stands for one-hot: the draft was not random.
+    counts : Tensor or None
+        int64 `[R]`, how many of a row's tokens, from the first, are drafts: what follows is neither
+        verified nor counted. None stands for gamma of them in every row.
     """
 
     tokens: Tensor
     probs: Tensor | None = None
+    counts: Tensor | None = None
 
 
 class Method(ABC):
@@ -91,9 +96,14 @@ class Method(ABC):
             raise UsageError(f"{cls.name}: {detail}") from error
 
     @classmethod
+    def variants(cls) -> "dict[str, type[Method]]":
+        """The classes that this method's arms are of, by the name that records carry."""
+        return {cls.name: cls}
+
+    @classmethod
     def arms(cls, config: RunConfig) -> "dict[str, Method]":
         """The arms that `config` asks of this method, by the name that records carry."""
-        return {cls.name: cls.from_config(config)}
+        return {name: kind.from_config(config) for name, kind in cls.variants().items()}
 
     def report(self) -> dict[str, Any]:
         """The settings for the records."""
@@ -107,8 +117,13 @@ class EngineMethod(Method):
     verification `observe`, every iteration. All of a request's state lives in its row.
     """
 
-    def memory_bytes(self, model: "ModelConfig", rows: int, max_len: int) -> int:
-        """Most bytes that the method will hold for `rows` requests of `max_len` tokens."""
+    def memory_bytes(
+        self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
+    ) -> int:
+        """Most bytes that the method will hold for `rows` requests of `max_len` tokens.
+
+        `dtype` is the KV cache's.
+        """
         return 0
 
     def bind(self, engine: "Engine") -> None:
@@ -130,8 +145,13 @@ class EngineMethod(Method):
         """Where the next verification leaves its attention scores, if the method wants them."""
         return None
 
-    def prefill_collector(self, row: int, length: int) -> "ScoreCollector | None":
-        """The same for the last chunk of the prefill of `row`, a prompt of `length` tokens."""
+    def prefill_collector(
+        self, row: int, begin: int, end: int, length: int
+    ) -> "ScoreCollector | None":
+        """The same for the prefill's chunk of positions `begin` to `end` of `row`'s prompt.
+
+        The prompt has `length` tokens; its last chunk is the one that ends there.
+        """
         return None
 
     def admit(self, row: int, batch: "Batch") -> None:

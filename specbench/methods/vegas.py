@@ -7,12 +7,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from specbench.config import Queries, Score, Share
-from specbench.engine.batch import Batch, slots_of
+from specbench.engine.batch import Batch
 from specbench.engine.forward import ScoreCollector, SparseAttention
 from specbench.engine.random import Purpose, uniform
 from specbench.kernels.paged_attention.reference import Collect
 from specbench.kernels.selection.reference import select
 from specbench.methods.base import Draft, EngineMethod, Parameters
+from specbench.methods.self_speculation import draft_chain, share_of, slots_of_sets
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
@@ -67,7 +68,9 @@ class Vegas(EngineMethod):
         """Drafts of one iteration, at most."""
         return self.parameters.gamma
 
-    def memory_bytes(self, model: "ModelConfig", rows: int, max_len: int) -> int:
+    def memory_bytes(
+        self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
+    ) -> int:
         """Scores and selected slots, and what ranking holds beside them for a moment."""
         p, sets = self.parameters, self._sets(model)
         width = int(self._keep(torch.tensor(max_len)))
@@ -93,27 +96,18 @@ class Vegas(EngineMethod):
         gamma = self.gamma
         if gamma == 0:
             return None
-        allowed = batch.allowed(gamma)
         reach = self.ranked[:, None] + torch.arange(2 * gamma + 1, device=self.ranked.device)
-        token = batch.tokens
-        tokens: list[Tensor] = []
-        probs: list[Tensor] = []
-        for step in range(gamma):
-            position = (batch.lengths + step)[:, None]
-            drafting = (step < allowed)[:, None]
-            attention = SparseAttention(
+
+        def attention(position: Tensor, drafting: Tensor) -> SparseAttention:
+            return SparseAttention(
                 self.engine.cache,
                 self.selected,
                 batch.slots(reach, (reach <= position) & drafting),
                 batch.slots(position, drafting),
                 self.engine.scale,
             )
-            logits = self.engine.forward(token[:, None], position, attention)
-            token, q = self.engine.pick(logits[:, 0], step)
-            tokens.append(token)
-            if q is not None:
-                probs.append(q)
-        return Draft(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
+
+        return draft_chain(self.engine, gamma, attention)
 
     def collector(self, batch: Batch) -> ScoreCollector | None:
         """Scores of the prefix up to the verification's first row."""
@@ -125,9 +119,11 @@ class Vegas(EngineMethod):
             return None
         return ScoreCollector(self.collect, self.scores, ranked)
 
-    def prefill_collector(self, row: int, length: int) -> ScoreCollector | None:
+    def prefill_collector(
+        self, row: int, begin: int, end: int, length: int
+    ) -> ScoreCollector | None:
         """Scores of the whole prompt from its last token."""
-        if self.gamma == 0 or self.collect is None:
+        if self.gamma == 0 or self.collect is None or end < length:
             return None
         collect = Collect(self.collect.score, "last", self.collect.share)
         ranked = torch.tensor([length], device=self.ranked.device)
@@ -152,11 +148,7 @@ class Vegas(EngineMethod):
         best = select(
             self.scores[:, rows], ranked, self._keep(ranked), self.width, p.sinks, p.window
         )
-        layers, requests, sets, width = best.shape
-        flat = best.permute(1, 0, 2, 3).reshape(requests, -1)
-        slots = torch.where(flat >= 0, slots_of(batch.block_table[rows], flat.clamp(min=0)), -1)
-        chosen = slots.view(requests, layers, sets, width).permute(1, 0, 2, 3)
-        self.selected[:, rows] = chosen
+        self.selected[:, rows] = slots_of_sets(batch.block_table[rows], best)
 
     def _score_at_random(self, batch: Batch, rows: slice) -> None:
         """The control: sets of the same size that nothing was learnt for."""
@@ -178,6 +170,4 @@ class Vegas(EngineMethod):
     def _keep(self, ranked: Tensor) -> Tensor:
         """Entries kept of `ranked` ones, int64 of the same shape."""
         p = self.parameters
-        # 0.07 * 100 is a little above 7 in floating point: not a reason to keep an eighth
-        share = torch.ceil(p.kept_ratio * ranked.double() - 1e-9).long()
-        return torch.minimum(share.clamp(min=p.min_tokens), ranked)
+        return share_of(ranked, p.kept_ratio, p.min_tokens)

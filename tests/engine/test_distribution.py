@@ -12,8 +12,8 @@ from specbench.engine.engine import Engine
 from specbench.engine.model import Transformer
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling, draw, probabilities
-from specbench.methods.base import Draft
-from tests.support.tiny import decode, prompts, tiny_model, vegas
+from specbench.methods.base import Draft, EngineMethod
+from tests.support.tiny import decode, lookup, magicdec, prompts, tiny_model, vegas
 
 SAMPLING = Sampling(temperature=0.5, top_p=0.95, top_k=5, seed=3)
 DRAWS = 60_000
@@ -111,20 +111,30 @@ def truth_of(model: Transformer, prompt: list[int], count: int) -> Tensor:
     return joint
 
 
-def check_engine(gamma: int, rounds: int = 20) -> None:
-    """The two tokens that Vegas speculates after a prefill, against their exact distribution.
+def sparse_vegas(gamma: int) -> EngineMethod:
+    """Vegas, its drafts unlike the target."""
+    return vegas(gamma=gamma, min_tokens=2, kept_ratio=0.05)
+
+
+def check_engine(
+    gamma: int,
+    make: Callable[[int], EngineMethod] = sparse_vegas,
+    rounds: int = 20,
+    length: int = 21,
+) -> None:
+    """The two tokens that a method speculates after a prefill, against their exact distribution.
 
     The prefill is done once; every round decodes from there with other random numbers.
     """
     rows, model = 250, small_model()
-    prompt = prompts(2, [21], VOCAB)[0]
-    tool = Engine(model, rows=rows, max_len=21 + 3 + gamma)
-    method = vegas(gamma=gamma, min_tokens=2, kept_ratio=0.05)
+    prompt = prompts(2, [length], VOCAB)[0]
+    tool = Engine(model, rows=rows, max_len=length + 3 + gamma)
+    method = make(gamma)
     tool.use(method, SAMPLING)
     first = {tool.admit(row, 0, prompt, 3 + gamma) for row in range(rows)}
     batch = tool.batch
-    state = [batch.tokens, batch.lengths, batch.remaining, batch.active]
-    state += [method.selected, method.ranked]
+    held = [*vars(batch).values(), *vars(method).values()]
+    state = [value for value in held if isinstance(value, Tensor)]
     saved = [tensor.clone() for tensor in state]
     samples = []
     for number in range(rounds):
@@ -145,12 +155,22 @@ def test_vegas_commits_the_targets_distribution(gamma: int) -> None:
     check_engine(gamma)
 
 
-def check_committed_kv() -> None:
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_lookup_commits_the_targets_distribution(gamma: int) -> None:
+    check_engine(gamma, lambda gamma: lookup(gamma=gamma, ngram_min=1))
+
+
+@pytest.mark.parametrize("variant", ["stream", "snapkv", "quest"])
+def test_magicdec_commits_the_targets_distribution(variant: str) -> None:
+    check_engine(3, lambda gamma: magicdec(variant, gamma=gamma), rounds=16, length=40)
+
+
+def check_committed_kv(make: Callable[[int], EngineMethod] = sparse_vegas) -> None:
     """After speculation, the cache holds what a fresh prefill of the same tokens would write."""
     model = small_model()
     prompt = prompts(4, [30], VOCAB)[0]
     first = Engine(model, rows=1, max_len=64)
-    first.use(vegas(gamma=4, min_tokens=2, kept_ratio=0.05), SAMPLING)
+    first.use(make(4), SAMPLING)
     output = [first.admit(0, 0, prompt, 24)]
     for _ in range(4):
         output += first.step().tokens[0]
@@ -171,8 +191,13 @@ def check_committed_kv() -> None:
         torch.testing.assert_close(read[0], read[1], rtol=1e-9, atol=1e-9)
 
 
-def test_committed_kv_equals_a_fresh_prefill() -> None:
-    check_committed_kv()
+@pytest.mark.parametrize("method", ["vegas", "lookup", "stream", "snapkv", "quest"])
+def test_committed_kv_equals_a_fresh_prefill(method: str) -> None:
+    others: dict[str, Callable[[int], EngineMethod]] = {
+        "vegas": sparse_vegas,
+        "lookup": lambda gamma: lookup(gamma=gamma, ngram_min=1),
+    }
+    check_committed_kv(others.get(method, lambda gamma: magicdec(method, gamma=gamma)))
 
 
 def resample_from_p(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,15 @@ import torch
 
 from specbench.engine.engine import Engine
 from specbench.engine.sampling import Sampling
-from tests.support.tiny import autoregressive, decode, prompts, tiny_model, vegas
+from tests.support.tiny import autoregressive, decode, lookup, magicdec, prompts, tiny_model, vegas
 
 pytestmark = pytest.mark.gpu
+
+SPECULATIVE = {
+    "vegas": vegas(gamma=4),
+    "lookup": lookup(ngram_min=1),
+    **{variant: magicdec(variant) for variant in ("stream", "snapkv", "quest")},
+}
 
 
 def tokens(device: str, method: object, dtype: torch.dtype, sampling: Sampling) -> list[list[int]]:
@@ -19,15 +25,16 @@ def tokens(device: str, method: object, dtype: torch.dtype, sampling: Sampling) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_vegas_equals_autoregressive_decoding(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("method", SPECULATIVE.values(), ids=SPECULATIVE.keys())
+def test_speculation_equals_autoregressive_decoding(method: object, dtype: torch.dtype) -> None:
     greedy = Sampling()
     base = tokens("cuda", autoregressive(), dtype, greedy)
-    assert tokens("cuda", vegas(gamma=4), dtype, greedy) == base
+    assert tokens("cuda", method, dtype, greedy) == base
     if dtype is torch.float64:
         assert tokens("cpu", autoregressive(), dtype, greedy) == base
 
 
-@pytest.mark.parametrize("method", [autoregressive(), vegas(), vegas(score="random")])
+@pytest.mark.parametrize("method", [autoregressive(), vegas(score="random"), *SPECULATIVE.values()])
 def test_sampled_tokens_are_those_of_the_cpu(method: object) -> None:
     sampling = Sampling(0.8, 0.95, 20, seed=5)
     cuda = tokens("cuda", method, torch.float64, sampling)

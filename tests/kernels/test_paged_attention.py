@@ -193,6 +193,11 @@ def test_collected_rows(queries: Queries, count: int, rows: list[int]) -> None:
     assert Collect(queries=queries).rows(count) == rows
 
 
+def test_as_many_last_rows_as_there_are() -> None:
+    assert Collect(queries="last", last=3).rows(5) == [2, 3, 4]
+    assert Collect(queries="last", last=9).rows(2) == [0, 1]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("share", ["head", "layer"])
 @pytest.mark.parametrize("queries", ["first+last", "last", "all"])
@@ -246,3 +251,34 @@ def test_weights_of_one_row_sum_to_the_heads() -> None:
     lens, rows = torch.tensor([63]), torch.tensor([3])
     collect_scores(q, kv.k_cache, kv.block_table, lens, rows, lens, SCALE, collect, scores)
     torch.testing.assert_close(scores.sum(-1), torch.full((1, 2), 3.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_last_rows_add_up_across_chunks(dtype: torch.dtype) -> None:
+    """The last 20 rows of a prompt, in one chunk or in three, rank what lies before them."""
+    kv = paged((63,), dtype=dtype)
+    q = chunk([63], 6, 8, dtype)
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    totals = []
+    for cuts in ([63], [45, 47, 63]):
+        scores = torch.full((1, 2, 80), 5.0, dtype=compute)
+        begin = 0
+        for end in cuts:
+            collect_scores(
+                q[:, begin:end],
+                kv.k_cache,
+                kv.block_table,
+                torch.tensor([end]),
+                torch.tensor([end - begin]),
+                torch.tensor([43]),
+                SCALE,
+                Collect("weight", "last", last=end - max(begin, 43), add=begin > 43),
+                scores,
+            )
+            begin = end
+        assert (scores[..., 43:] == -torch.inf).all()
+        totals.append(scores[0, :, :43])
+    _, logits = dense(q[0], kv.keys[0], kv.values[0])
+    expected = logits.softmax(-1)[:, 43:, :43].sum(1).view(2, 3, 43).sum(1)
+    for total in totals:
+        assert_close(total, expected, compute)

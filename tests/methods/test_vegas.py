@@ -3,39 +3,22 @@
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from specbench.config import build_config
 from specbench.engine.engine import Engine
 from specbench.errors import UsageError
 from specbench.methods.vegas import Vegas
+from tests.support.dense import keys_and_queries, positions_of
+from tests.support.memory import peak_bytes
 from tests.support.tiny import GREEDY, autoregressive, decode, prompts, tiny_model, vegas
 
 
 def chosen(method: Vegas, engine: Engine, row: int) -> list[list[set[int]]]:
     """Selected positions of a row, by layer and set, from the slots."""
-    table = engine.batch.block_table[row].tolist()
-    page = {number: place for place, number in enumerate(table) if number}
     return [
-        [{page[slot // 16] * 16 + slot % 16 for slot in group if slot >= 0} for group in layer]
+        [positions_of(engine, row, group) for group in layer]
         for layer in method.selected[:, row].tolist()
     ]
-
-
-def keys_and_queries(engine: Engine, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
-    """Each layer's keys `[n, Hkv, D]` and queries `[n, H, D]` over a whole sequence."""
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def dense(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        seen.append((k[0], q[0]))
-        return torch.nn.functional.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
-        ).transpose(1, 2)
-
-    positions = torch.arange(len(tokens))[None]
-    engine.model(torch.tensor(tokens)[None], positions, dense)
-    return seen
 
 
 def expected(
@@ -171,16 +154,10 @@ def test_settings_out_of_range_are_refused() -> None:
 def test_the_planned_memory_covers_what_ranking_takes(settings: dict[str, object]) -> None:
     engine = Engine(tiny_model(7), rows=3, max_len=4000)
     method = vegas(**settings)
-    planned = method.memory_bytes(engine.config, 3, 4000)
+    planned = method.memory_bytes(engine.config, 3, 4000, engine.dtype)
     engine.use(method, GREEDY)
     method.ranked.fill_(3999)
     kept = sum(t.numel() * t.element_size() for t in (method.scores, method.selected))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-        method.observe(engine.batch)
-    level = peak = 0
-    for event in trace.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            level += event.nbytes()
-            peak = max(peak, level)
+    peak = peak_bytes(lambda: method.observe(engine.batch))
     assert kept + peak <= planned
     assert planned < 3 * (kept + peak)

@@ -11,6 +11,8 @@ from specbench.engine.model_config import ModelConfig
 from specbench.engine.sampling import Sampling
 from specbench.methods.autoregressive import Autoregressive
 from specbench.methods.base import EngineMethod
+from specbench.methods.lookup import Lookup, LookupParameters
+from specbench.methods.magicdec.method import MagicDec
 from specbench.methods.vegas import Vegas, VegasParameters
 
 GREEDY = Sampling()
@@ -67,6 +69,26 @@ def vegas(**settings: object) -> Vegas:
     """Vegas with a set small enough to be sparse on short prompts."""
     values: dict[str, object] = {"gamma": 3, "kept_ratio": 0.1, "min_tokens": 2}
     return Vegas(VegasParameters(**(values | settings)))
+
+
+def lookup(**settings: object) -> Lookup:
+    """Prompt lookup."""
+    return Lookup(LookupParameters(**settings))
+
+
+def magicdec(variant: str, **settings: object) -> MagicDec:
+    """A variant of MagicDec with a KV small enough to be sparse on short prompts."""
+    small: dict[str, dict[str, object]] = {
+        "stream": {"budget": 8, "sinks": 2},
+        "snapkv": {"budget": 12, "window": 5, "pool": 3},
+        "quest": {"budget": 16, "dense_layers": 1},
+    }
+    values = small[variant] | settings
+    if "kept_ratio" in settings:
+        del values["budget"]
+    method = MagicDec.variants()[f"magicdec-{variant}"]
+    assert issubclass(method, MagicDec)
+    return method(method.parameters_type(**values))
 
 
 def decode(

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from specbench.config import Queries, Share
 
+# weights are held for so many collected rows at a time: memory grows with the prompt, not with rows
+_ROWS = 8
+
 
 @dataclass(frozen=True)
 class Collect:
@@ -22,16 +25,23 @@ class Collect:
         The chunk's rows that are summed; "first+last" is Collect-2-Query.
     share : {"head", "layer"}
         One number a KV head, or one for all heads of a layer.
+    last : int
+        With the queries "last", how many of the chunk's last rows.
+    add : bool
+        Add to what `scores` holds: the collected rows of a prompt may lie in several chunks.
     """
 
     score: Literal["logit", "weight"] = "weight"
     queries: Queries = "first+last"
     share: Share = "head"
+    last: int = 1
+    add: bool = False
 
     def rows(self, count: int) -> list[int]:
         """The collected rows of a chunk of `count` rows, each once."""
-        chosen = {"first+last": {0, count - 1}, "last": {count - 1}, "all": set(range(count))}
-        return sorted(chosen[self.queries])
+        if self.queries == "last":
+            return list(range(max(count - self.last, 0), count))
+        return list(range(count)) if self.queries == "all" else sorted({0, count - 1})
 
 
 def write_kv(cache: Tensor, values: Tensor, slots: Tensor) -> None:
@@ -149,12 +159,14 @@ def collect_scores(
     q, k_cache, block_table, kv_lens, q_lens, scale
         As for `paged_attention`.
     ranked : Tensor
-        `[R]`, how many entries of each request are candidates; none of them is masked for any row.
+        `[R]`, how many entries of each request are candidates; none of them is masked for any
+        collected row.
     collect : Collect
         What is summed. Logits are summed without `scale`, which changes no order.
     scores : Tensor
-        `[R, S, L]`, written: S is Hkv, or 1 where heads share a set. Entries at or past
-        ``ranked[r]`` become -inf; a request without rows is left as it was.
+        `[R, S, L]`, written, or added to where `collect` says so: S is Hkv, or 1 where heads share
+        a set. Entries at or past ``ranked[r]`` become -inf; a request without rows is left as it
+        was.
     """
     kv_heads = k_cache.shape[2]
     lengths = zip(kv_lens.tolist(), q_lens.tolist(), ranked.tolist(), strict=True)
@@ -168,11 +180,16 @@ def collect_scores(
             query = q[r, chosen].to(_compute_type(q)).sum(0).unflatten(0, (kv_heads, -1)).sum(1)
             total = torch.einsum("hd,nhd->hn", query, keys[:candidates].to(query.dtype))
         else:
-            visible = _visible(rows, length, q.device)[chosen]
-            weights = _logits(q[r, chosen], keys, visible, scale).softmax(-1)
-            total = weights[..., :candidates].sum((1, 2))
+            total = q.new_zeros(kv_heads, candidates, dtype=_compute_type(q))
+            for at in range(0, len(chosen), _ROWS):
+                block = chosen[at : at + _ROWS]
+                visible = _visible(rows, length, q.device)[block]
+                weights = _logits(q[r, block], keys, visible, scale).softmax(-1)
+                total += weights[..., :candidates].sum((1, 2))
         if collect.share == "layer":
             total = total.sum(0, keepdim=True)
+        if collect.add:
+            total = total + scores[r, :, :candidates]
         scores[r, :, :candidates] = total.to(scores.dtype)
         scores[r, :, candidates:] = -torch.inf
 

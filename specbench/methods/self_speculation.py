@@ -1,0 +1,56 @@
+"""What methods share whose drafter is the target itself, reading a part of its KV."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specbench.engine.batch import slots_of
+from specbench.engine.engine import Engine
+from specbench.engine.model import Attention
+from specbench.methods.base import Draft
+
+
+def draft_chain(
+    engine: Engine, gamma: int, attention: Callable[[Tensor, Tensor], Attention]
+) -> Draft:
+    """Gamma tokens for every row, one forward each, their KV at lookahead positions of the cache.
+
+    Parameters
+    ----------
+    engine : Engine
+    gamma : int
+        At least 1.
+    attention : callable
+        Called once a step with the position `[R, 1]` of the token that is fed, and with which rows
+        still draft, bool `[R, 1]`; returns what attends for it.
+    """
+    batch = engine.batch
+    allowed = batch.allowed(gamma)
+    token = batch.tokens
+    tokens: list[Tensor] = []
+    probs: list[Tensor] = []
+    for step in range(gamma):
+        position = (batch.lengths + step)[:, None]
+        drafting = (step < allowed)[:, None]
+        logits = engine.forward(token[:, None], position, attention(position, drafting))
+        token, q = engine.pick(logits[:, 0], step)
+        tokens.append(token)
+        if q is not None:
+            probs.append(q)
+    return Draft(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
+
+
+def share_of(length: Tensor, ratio: float, least: int) -> Tensor:
+    """``ceil(ratio * length)`` entries, at least `least`, at most `length`; int64."""
+    # 0.07 * 100 is a little above 7 in floating point: not a reason to keep an eighth
+    share = torch.ceil(ratio * length.double() - 1e-9).long()
+    return torch.minimum(share.clamp(min=least), length)
+
+
+def slots_of_sets(block_table: Tensor, positions: Tensor) -> Tensor:
+    """Cache slots of positions `[layers, R, S, K]`, of the same shape; -1 stays -1."""
+    layers, rows, sets, width = positions.shape
+    flat = positions.permute(1, 0, 2, 3).reshape(rows, -1)
+    slots = torch.where(flat >= 0, slots_of(block_table, flat.clamp(min=0)), -1)
+    return slots.view(rows, layers, sets, width).permute(1, 0, 2, 3)
