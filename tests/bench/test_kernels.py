@@ -1,0 +1,80 @@
+"""`specbench kernels`: its gate lets right kernels through and wrong ones not; what it refuses."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from specbench.bench.kernels import check as gate
+from specbench.bench.kernels.cases import CASES, Case, find_cases
+from specbench.bench.kernels.run import COLUMNS, FILE, run_kernels
+from specbench.cli import main
+from specbench.errors import NumericalError, UsageError
+
+SMALL = [
+    replace(case, context=200, batch=2, rows=min(case.rows, 3), layers=2, entries=60)
+    for case in CASES
+    if case.name in ("verify.1x100000", "verify.64x24000", "sparse.8x1638", "select.36x4x100000")
+]
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_right_kernels_pass(case: Case) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert gate.check(case, device, seed=3) < gate.TOLERANCE
+
+
+def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = gate._relative
+
+    def scores_are_wrong(found: torch.Tensor, expected: torch.Tensor) -> float:
+        return real(found, expected) if found.dim() == 4 else float("nan")
+
+    monkeypatch.setattr(gate, "_relative", scores_are_wrong)
+    with pytest.raises(NumericalError, match=r"verify\.1x100000: the kernel is off by nan"):
+        gate.check(SMALL[0], "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_cases_by_pattern() -> None:
+    assert [case.name for case in find_cases(("sparse.8x*d64", "verify.4*"))] == [
+        "verify.4x100000",
+        "sparse.8x4096.d64",
+        "sparse.8x1638.d64",
+    ]
+    assert find_cases(()) == list(CASES)
+    with pytest.raises(UsageError, match=r"Did you mean 'verify.4x100000'"):
+        find_cases(("verify.4x10000",))
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["kernels", "--case", "verify.*"])
+    assert end.value.code == 2
+    assert "needs a CUDA device" in capsys.readouterr().err
+
+
+def test_a_table_is_not_overwritten(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    (tmp_path / FILE).write_text("")
+    with pytest.raises(UsageError, match=f"holds a {FILE} already"):
+        run_kernels((), 3, tmp_path, Console(file=sys.stderr))
+
+
+@pytest.mark.gpu
+def test_measured_and_written(tmp_path: Path) -> None:
+    import pandas as pd
+    from rich.console import Console
+
+    run_kernels(("sparse.8x1638", "verify.1x24000"), 3, tmp_path, Console())
+    table = pd.read_csv(tmp_path / FILE)
+    assert tuple(table.columns) == COLUMNS
+    assert len(table) == 6
+    assert (table["ours_us"] > 0).all()
+    assert (tmp_path / "environment.json").is_file()
