@@ -10,43 +10,45 @@ ROW_TILES = (16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Launch:
-    """Tunable numbers of one launch; none of them alters a result beyond rounding.
+    """Tunable numbers of a launch; none alters a result beyond rounding.
 
     Attributes
     ----------
     block_m : int
-        Packed query rows a tile, a power of two from 16. More rows than that are several tiles,
+        Packed query rows a tile, a power of two from 16. More rows than that make several tiles,
         and the KV is read once for each.
     block_n : int
         Keys a tile, a power of two from 16; best a multiple of the page size.
     warps, stages : int
-        Of a program, and of its load pipeline (``stages - 1`` tiles of K and V are in flight).
+        Of a program, and of its load pipeline: ``stages - 1`` tiles of K and V are in flight.
     programs : int
-        Programs a multiprocessor. Each takes an equal share of the batch's key tiles, so that as
-        many as can be resident at once make one even wave.
+        Programs a multiprocessor. Each takes an equal share of the batch's key tiles, so as many
+        as can be resident make one even wave; more even out processors of unequal speed.
     min_tiles : int
-        Fewest key tiles a program takes; bounds the partial results of short contexts.
+        Fewest key tiles a program takes: bounds the partial results of short contexts.
     merge_bytes : int
-        The last program to finish merges a group's partial results itself if it expects to read
-        no more than this; otherwise a second kernel does, with a program a row.
+        Where the partial results of a job are expected to be no more than this, the last of its
+        programs merges them; otherwise a second kernel does, a row a program.
     """
 
     block_m: int
     block_n: int
     warps: int = 4
-    stages: int = 3
+    stages: int = 4
     programs: int = 2
     min_tiles: int = 4
     merge_bytes: int = 160 * 1024
 
 
-# (head dim as a power of two, smallest of ROW_TILES that holds the rows, collecting) to Launch,
-# where something other than the rule of `default_launch` is better
+# (head dim as a power of two, entry of ROW_TILES, collecting): measured to be better than the rule
 TUNED: dict[tuple[int, int, bool], Launch] = {}
 
 
 def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecting: bool) -> Launch:
-    """The table's entry, or a rule: tiles of 16 KB of keys, as many as fit twice in 227 KB.
+    """The entry of `TUNED`, or a rule that fits an H200's 227 KB and 65,536 registers.
+
+    The rule takes 16 KB of keys a tile and the smallest tile of rows that holds all, up to 128.
+    Two programs of 4 warps, or one of 8, then fill a multiprocessor.
 
     Parameters
     ----------
@@ -59,14 +61,18 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
     """
     width = max(16, power_of_2(head_dim))
     rows = next((m for m in ROW_TILES if m >= packed_rows), ROW_TILES[-1])
-    warps = 8 if rows == 128 else 4
     if dtype == torch.float32:
-        # exact products run outside the tensor cores, with whole tiles in registers
-        return Launch(min(rows, 32), 16, warps=4, stages=1)
+        # exact products run outside the tensor cores, with the tiles in registers
+        return Launch(min(rows, 32), 16, stages=1)
     tuned = TUNED.get((width, rows, collecting))
     if tuned is not None:
         return tuned
-    return Launch(rows, min(128, max(16, 8192 // width)), warps=warps, stages=4 if rows < 64 else 3)
+    block_n = min(128, max(16, 8192 // width))
+    # 256 keys are little work next to starting a program
+    min_tiles = max(1, 256 // block_n)
+    if rows == 128:
+        return Launch(rows, block_n, warps=8, programs=1, min_tiles=min_tiles)
+    return Launch(rows, block_n, stages=3 if rows == 64 else 4, min_tiles=min_tiles)
 
 
 def power_of_2(number: int) -> int:

@@ -145,7 +145,10 @@ class PagedAttention:
         ValueError
             Arguments that do not fit the constructor's.
         """
-        check(self, q, k_cache, v_cache, tree_mask, ranked, scores, norm)
+        lengths = {"kv_lens": kv_lens, "q_lens": q_lens}
+        if ranked is not None:
+            lengths["ranked"] = ranked
+        check(self, q, k_cache, v_cache, lengths, tree_mask, scores, norm)
         kept = Collecting() if scores is None else self.collecting
         if out is None:
             out = torch.empty_like(q)
@@ -240,8 +243,8 @@ def check(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    lengths: dict[str, Tensor],
     tree_mask: Tensor | None,
-    ranked: Tensor | None,
     scores: Tensor | None,
     norm: Tensor | None,
 ) -> None:
@@ -258,11 +261,17 @@ def check(
                 f"cache {list(cache.shape)}: expected [pages, page_size, {kv_heads}, {head_dim}], "
                 "with one page_size for keys and values"
             )
+    for name, length in lengths.items():
+        if length.shape != (rows,) or length.stride(0) != 1:
+            raise ValueError(f"{name} {list(length.shape)}: expected [{rows}], contiguous")
     if tree_mask is not None and (
-        tree_mask.shape[:2] != (rows, queries) or not 0 < tree_mask.shape[2] <= MAX_COLUMNS
+        tree_mask.dtype != torch.bool
+        or tree_mask.shape[:2] != (rows, queries)
+        or not 0 < tree_mask.shape[2] <= MAX_COLUMNS
     ):
         raise ValueError(
-            f"tree mask {list(tree_mask.shape)}: expected [{rows}, {queries}, 1 to {MAX_COLUMNS}]"
+            f"tree mask {tree_mask.dtype} {list(tree_mask.shape)}: expected torch.bool "
+            f"[{rows}, {queries}, 1 to {MAX_COLUMNS}]"
         )
     normed = scores is not None and attention.collecting.normed
     expected = (rows, attention.collecting.rows, heads) if normed else None
@@ -271,7 +280,7 @@ def check(
         raise ValueError(f"norm {given}: expected {expected} (of `one_pass` weights, with scores)")
     if scores is None:
         return
-    if collect is None or ranked is None:
+    if collect is None or "ranked" not in lengths:
         raise ValueError("scores need `collect` in the constructor and `ranked` in the call")
     sets = kv_heads if collect.share == "head" else 1
     if scores.shape[:2] != (rows, sets) or scores.stride(2) != 1:
