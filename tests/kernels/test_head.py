@@ -15,7 +15,7 @@ from specbench.kernels.launch import Scratch
 
 # numpy, which the interpreter computes with, warns of infinities
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
-EPS = 1e-6
+EPS = 0.5
 NAN, INF = torch.nan, torch.inf
 SHAPES = [(1, 896, 130), (3, 100, 1000), (17, 64, 5)]
 LAUNCHES = [None, HeadLaunch(16, 32, 3, False)]
@@ -77,6 +77,7 @@ def test_the_folded_norm_chooses_a_best_token(
         ([0.0, INF, 1.0, INF], 1, True),
         ([0.0, NAN, INF, NAN], 1, True),
         ([NAN, 1.0], 0, True),
+        ([0.0, -NAN, NAN], 1, True),
         ([-3.3e38, -3.38e38], 0, False),
         ([1.0, 3.38e38], 1, False),
         ([1e-30, 2e-30, -1e-30], 1, False),
@@ -114,6 +115,13 @@ def test_half_types_compare_what_the_model_rounds() -> None:
     hidden = torch.ones(1, 2, device=DEVICE)
     assert int(head_argmax(hidden, weight)[0]) == 1
     assert int(head_argmax(hidden.bfloat16(), weight.bfloat16())[0]) == 0
+
+
+def test_a_negative_zero_equals_a_positive_one() -> None:
+    """A product too small for bfloat16."""
+    hidden = torch.tensor([[1e-30]], dtype=torch.bfloat16, device=DEVICE)
+    weight = torch.tensor([[-1e-12], [0.0]], dtype=torch.bfloat16, device=DEVICE)
+    assert int(head_argmax(hidden, weight)[0]) == 0
 
 
 def test_a_bad_row_stays_alone_and_scratch_is_left_clean() -> None:

@@ -95,6 +95,19 @@ def test_ties_with_the_kth_are_kept() -> None:
     assert kept == [False, True, True, True, False, True]
 
 
+def test_neighbouring_floats_are_told_apart() -> None:
+    logits = torch.zeros(1, 20, device=DEVICE)
+    steps = torch.randperm(19, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    logits[0, 1:] = -1 - steps * 2.0**-23
+    for top_k in (4, 9, 15):
+        kept = assert_same(logits, Sampling(1.0, top_k=top_k))
+        assert sum(kept) == top_k
+    weights = torch.full((1, 20), 5.0, device=DEVICE)
+    weights[0, ::2] = 5.0 - 2.0**-20
+    kept = assert_same(weights, Sampling(1.0, 0.44))
+    assert kept == [i % 2 == 1 and i < 18 for i in range(20)]
+
+
 def test_top_k_beyond_the_finite_logits() -> None:
     assert assert_same(row(-INF, 1.0, -INF, 0.0), Sampling(1.0, top_k=3)) == [0, 1, 0, 1]
 

@@ -159,7 +159,8 @@ def _sample(
             total, _ = weigh(target, count, farthest, -1.0, LIST)
         if TOP_P:
             needed = tl.cast(top_p, tl.float64) * total
-            lightest = lightest_weight(target, count, farthest, needed, LIST)
+            # what lies past the k-th is lighter than all within, and has no say
+            lightest = lightest_weight(target, count, needed, LIST)
             heavier, equal = weigh(target, count, farthest, lightest, LIST)
             # a list that ends among equals takes the lower ids first
             each = tl.where(lightest > 0, lightest, 1.0).to(tl.float64)

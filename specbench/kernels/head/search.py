@@ -86,18 +86,18 @@ def gather_near(
 @triton.jit
 def kth_distance(near, count, k, LIST: tl.constexpr):
     """The distance of the k-th best token of the list."""
-    nearness = _largest(near, count, float("inf"), tl.cast(k, tl.float64), True, LIST)
+    nearness = _largest(near, count, tl.cast(k, tl.float64), True, LIST)
     return (0x7F800000 - nearness).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def lightest_weight(near, count, farthest, needed, LIST: tl.constexpr):
-    """The largest weight such that it and all above it, up to `farthest`, weigh `needed`."""
-    return _largest(near, count, farthest, needed, False, LIST).to(tl.float32, bitcast=True)
+def lightest_weight(near, count, needed, LIST: tl.constexpr):
+    """The largest weight such that all from it upwards weigh `needed`."""
+    return _largest(near, count, needed, False, LIST).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _largest(near, count, farthest, needed, COUNT: tl.constexpr, LIST: tl.constexpr):
+def _largest(near, count, needed, COUNT: tl.constexpr, LIST: tl.constexpr):
     """The largest key such that tokens of at least this key amount to `needed`.
 
     With `COUNT` the keys are in the order of nearness and a token amounts to 1; else they are the
@@ -113,7 +113,7 @@ def _largest(near, count, farthest, needed, COUNT: tl.constexpr, LIST: tl.conste
         while first < count:
             index = first + tl.arange(0, LIST)
             d = tl.load(near + index, mask=index < count, other=float("inf"))
-            inside = (index < count) & (d <= farthest)
+            inside = index < count
             if COUNT:
                 # 0 for an infinite distance
                 keys = 0x7F800000 - d.to(tl.int32, bitcast=True)
