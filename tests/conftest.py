@@ -1,5 +1,6 @@
 """What every test may ask for, and what this machine cannot run."""
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -18,8 +19,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
 
 
+def pytest_configure() -> None:
+    """Without a GPU, Triton's kernels run in its interpreter: decided before triton is imported."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    if importlib.util.find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1":
+        from tests.support.interpreter import mend_bfloat16
+
+        mend_bfloat16()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU or vLLM where there is none; torch is imported only for gpu tests."""
+    """Skip what needs a GPU or vLLM where there is none."""
     if not config.getoption("--slow"):
         for item in items:
             if item.get_closest_marker("slow"):

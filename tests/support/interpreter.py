@@ -1,0 +1,48 @@
+"""Triton's interpreter, with bfloat16 as the hardware has it."""
+
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+_HALF = np.uint32(0x7FFF)
+
+
+def mend_bfloat16() -> None:
+    """Round to nearest even in casts, and multiply values in `tl.dot`.
+
+    The interpreter of Triton 3.6 keeps bfloat16 as its 16 bits: casts truncate, and `tl.dot`
+    multiplies the bits as integers.
+    """
+    original_cast, original_dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        source, target = src.dtype.scalar, dst_type.scalar
+        if source == tl.bfloat16 and target == tl.float32:
+            return TensorHandle(_widen(src.data), target)
+        if source == tl.float32 and target == tl.bfloat16:
+            return TensorHandle(_narrow(src.data), target)
+        return original_cast(self, src, dst_type)
+
+    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        a, b = (
+            TensorHandle(_widen(x.data), tl.float32) if x.dtype.scalar == tl.bfloat16 else x
+            for x in (a, b)
+        )
+        return original_dot(self, a, b, *others)
+
+    InterpreterBuilder.cast_impl = cast_impl
+    InterpreterBuilder.create_dot = create_dot
+
+
+def _widen(bits: Any) -> Any:
+    return (np.asarray(bits).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _narrow(values: Any) -> Any:
+    values = np.ascontiguousarray(values)
+    bits = values.view(np.uint32)
+    rounded = (bits + _HALF + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    # adding to a NaN's bits could overflow them: a quiet NaN instead
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
