@@ -1,4 +1,4 @@
-"""Triton's interpreter, with bfloat16 as the hardware has it, and with loops to a loaded bound."""
+"""Triton's interpreter, with bfloat16 as the hardware has it, and loops to a loaded bound."""
 
 from typing import Any
 
