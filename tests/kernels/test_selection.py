@@ -113,6 +113,21 @@ def test_keep_bounds_the_forced_entries() -> None:
     assert row[3:] == [-1] * 5
 
 
+def test_minus_infinity_is_the_least_candidate() -> None:
+    scores = torch.tensor([-torch.inf, 1.0, -torch.inf, 2.0, 5.0, 5.0]).view(1, 1, 1, -1)
+    best = select(scores, torch.tensor([4]), torch.tensor([4]), 5)
+    assert sorted(best.flatten().tolist()) == [-1, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 4])
+def test_nan_is_no_candidate(keep: int) -> None:
+    scores = torch.tensor([torch.nan, 1.0, torch.nan, -torch.inf, 9.0]).view(1, 1, 1, -1)
+    best = select(scores, torch.tensor([4]), torch.tensor([keep]), 4)
+    assert set(best.flatten().tolist()) - {-1} == set([1, 3][:keep])
+    forced = select(scores, torch.tensor([4]), torch.tensor([keep]), 4, sinks=1)
+    assert set(forced.flatten().tolist()) - {-1} == set([0, 1, 3][:keep])
+
+
 def test_scores_are_left_alone() -> None:
     scores = distinct(7, 2, 2, 2, 20)
     before = scores.clone()

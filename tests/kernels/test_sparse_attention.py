@@ -18,37 +18,10 @@ from tests.support.paged import (
     paged,
     randn,
 )
+from tests.support.sparse import choose
 
 LENGTHS = (1, 15, 16, 17, 63, 100)
 SCALE = 0.31
-
-
-def choose(
-    kv: Paged, sets: int, width: int, tail_width: int
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Random lists with -1 anywhere in them, and what they let each set see, `[sets, n]`."""
-    generator = torch.Generator().manual_seed(11)
-    requests = len(kv.keys)
-    selected = torch.full((requests, sets, width), -1)
-    tail = torch.full((requests, tail_width), -1)
-    seen = []
-    for row, keys in enumerate(kv.keys):
-        length = len(keys)
-        ranked = max(0, length - tail_width + row)
-        last = torch.arange(ranked, length)
-        tail[row, torch.randperm(tail_width, generator=generator)[: len(last)]] = kv.slots(
-            row, last
-        )
-        mask = torch.zeros(sets, length, dtype=torch.bool)
-        mask[:, last] = True
-        for s in range(sets):
-            count = min(ranked, width - s - 1)
-            positions = torch.randperm(ranked, generator=generator)[:count]
-            at = torch.randperm(width, generator=generator)[:count]
-            selected[row, s, at] = kv.slots(row, positions)
-            mask[s, positions] = True
-        seen.append(mask)
-    return selected, tail, seen
 
 
 def dense(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:

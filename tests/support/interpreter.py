@@ -1,9 +1,10 @@
-"""Triton's interpreter, with bfloat16 as the hardware has it."""
+"""Triton's interpreter, with bfloat16 as the hardware has it, and loops to a loaded bound."""
 
 from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 _HALF = np.uint32(0x7FFF)
@@ -34,6 +35,21 @@ def mend_bfloat16() -> None:
 
     InterpreterBuilder.cast_impl = cast_impl
     InterpreterBuilder.create_dot = create_dot
+
+
+def mend_loops() -> None:
+    """Let a loop end at a number that the kernel has loaded or computed.
+
+    The interpreter of Triton 3.6 turns it into an index by a conversion of arrays of one element
+    that numpy 2.4 has removed (triton-lang/triton issue 9171).
+    """
+    original = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch
 
 
 def _widen(bits: Any) -> Any:

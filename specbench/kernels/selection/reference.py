@@ -27,15 +27,19 @@ def select(
     -------
     Tensor
         int64 `[layers, R, S, width]` positions in no order, -1 past ``min(keep, ranked)``.
-        Among equal scores any may be chosen.
+        Among equal scores any may be chosen. NaN never is, unless it is among `sinks` or `window`:
+        a list with too few numbers ends early.
     """
     position = torch.arange(scores.shape[-1], device=scores.device)
     candidate = position < ranked[:, None]
+    # minus infinity is left to what is no candidate
+    least = torch.finfo(scores.dtype).min
+    scores = torch.nan_to_num(scores, nan=-torch.inf, posinf=torch.inf, neginf=least)
     if sinks or window:
         forced = (position < sinks) | (position >= ranked[:, None] - window)
-        scores = scores.masked_fill((forced & candidate)[:, None, :], torch.inf)
-    scores = scores.masked_fill(~candidate[:, None, :], -torch.inf)
-    best = scores.topk(width, dim=-1).indices
+        scores.masked_fill_((forced & candidate)[:, None, :], torch.inf)
+    scores.masked_fill_(~candidate[:, None, :], -torch.inf)
+    best = scores.topk(width, dim=-1)
     rank = torch.arange(width, device=scores.device)
     kept = rank < torch.minimum(keep, ranked)[:, None]
-    return torch.where(kept[:, None, :], best, -1)
+    return torch.where(kept[:, None, :] & (best.values > -torch.inf), best.indices, -1)

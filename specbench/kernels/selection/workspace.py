@@ -1,0 +1,132 @@
+"""How the selection's work is cut, and the memory for what may be chosen."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the work is cut; any choice gives the same result up to ties.
+
+    Attributes
+    ----------
+    warps : int
+        Warps of a program, which works on one list of scores at a time.
+    depth : int
+        Scores of a thread in one step, a power of two. As many more are on their way meanwhile.
+    kept : int
+        Candidates of a thread that stay in registers during the search, a power of two. Further
+        ones are read again in each of its steps.
+    samples : int
+        Scores that are looked at for the threshold, a power of two, at least 32 a warp.
+    margin : float
+        By how many standard deviations of the sample's rank the threshold is lowered. Too few
+        candidates make the slow path more likely; scores that resemble their neighbours make a
+        sample worth less than its size.
+    programs_per_sm : int
+        Programs that fit a multiprocessor at a time; together they take the lists in turn.
+    registers : int
+        Most registers of a thread, so that `programs_per_sm` programs fit.
+    """
+
+    warps: int
+    depth: int
+    kept: int
+    samples: int
+    margin: float
+    programs_per_sm: int
+    registers: int
+
+    @property
+    def columns(self) -> int:
+        """Threads of a program."""
+        return 32 * self.warps
+
+
+# Starting points, to be replaced by what a sweep finds: where there are more lists than
+# multiprocessors, two programs hide each other's waiting; else one list gets all threads.
+MANY = Launch(8, depth=32, kept=64, samples=4096, margin=10, programs_per_sm=2, registers=128)
+FEW = Launch(16, depth=32, kept=32, samples=4096, margin=10, programs_per_sm=1, registers=128)
+# candidates are spread over columns, of which the fullest counts
+_SPREAD = 1.5
+# where the interpreter stands in for a device
+_INTERPRETED_SMS = 4
+
+
+class SelectionWorkspace:
+    """Scratch memory for calls that follow one another on a stream.
+
+    Nothing in it has to be cleared between calls.
+
+    Parameters
+    ----------
+    rows : int
+        Most lists of a call: layers times requests times sets.
+    length, width : int
+        Most scores of a list, and most that are kept of one.
+    device
+    launch : Launch, optional
+        Overrides the default.
+
+    Attributes
+    ----------
+    launch : Launch
+    programs : int
+        Programs of the grid.
+    capacity : int
+        Candidates that a column can hold.
+    found : Tensor
+        int64 `[programs, capacity, columns]`, candidates as value and index.
+    failed : Tensor
+        int32 `[rows]`, lists of the current call that are left to the slow path.
+    queue : Tensor
+        int32 `[3]`: lists that were begun, that failed, and whose slow path was begun; zeros
+        between calls.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        length: int,
+        width: int,
+        device: torch.device | str,
+        launch: Launch | None = None,
+    ) -> None:
+        sms = _INTERPRETED_SMS
+        if torch.device(device).type == "cuda":
+            sms = torch.cuda.get_device_properties(device).multi_processor_count
+        if launch is None:
+            launch = MANY if rows > sms else FEW
+        self.launch = launch
+        self._limits = rows, length, width
+        self.programs = max(1, min(rows, sms * launch.programs_per_sm))
+        self.capacity = _capacity(length, width, launch)
+        candidates = self.programs * self.capacity * launch.columns
+        self.found = torch.empty(candidates, dtype=torch.int64, device=device)
+        self.failed = torch.empty(rows, dtype=torch.int32, device=device)
+        self.queue = torch.zeros(3, dtype=torch.int32, device=device)
+
+    def check(self, rows: int, length: int, width: int) -> None:
+        """Raise ValueError where a call needs a larger workspace."""
+        needed = rows, length, width
+        if any(need > limit for need, limit in zip(needed, self._limits, strict=True)):
+            raise ValueError(
+                "the workspace is for at most {} lists of {} scores of which {} are kept".format(
+                    *self._limits
+                )
+                + ", the call has {}, {} and {}".format(*needed)
+            )
+
+
+def _capacity(length: int, width: int, launch: Launch) -> int:
+    """Candidates of a column: those that are kept, twice the margin, and room for one more step."""
+    share = length / launch.samples
+    # the margin's largest value over all lists that are no longer and keep no more
+    margin = launch.margin * (math.sqrt(min(width, length / 2) * share) + share)
+    expected = _SPREAD * (width + 2 * margin) / launch.columns
+    most = -(-length // launch.columns)
+    # short lists are candidates as a whole
+    least = 2 * launch.samples // launch.columns
+    return launch.depth + min(most, max(least, math.ceil(expected)))

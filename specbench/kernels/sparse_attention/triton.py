@@ -1,0 +1,323 @@
+"""Attention of one query a request over a list of selected entries and a tail, in Triton."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specbench.kernels.sparse_attention.workspace import SparseAttentionWorkspace
+
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def sparse_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    selected: Tensor,
+    tail: Tensor,
+    scale: float,
+    *,
+    counts: Tensor | None = None,
+    workspace: SparseAttentionWorkspace | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attention over the union of two lists of slots, in one launch.
+
+    Nothing waits for the host and the grid depends on shapes alone, so that a call with a
+    workspace can be captured once it has been compiled by a first call.
+
+    Parameters
+    ----------
+    q : Tensor
+        `[R, 1, H, D]` in bf16, fp16 or fp32.
+    k_cache, v_cache : Tensor
+        `[pages, page_size, Hkv, D]` of `q`'s type, of any but equal strides.
+    selected : Tensor
+        int32 or int64 `[R, S, K]` slots, -1 for none; S is Hkv, or 1 where all heads share a list.
+    tail : Tensor
+        int32 or int64 `[R, T]` slots that every head reads, -1 for none. No slot may stand in both
+        lists.
+    scale : float
+        Multiplies the logits before the softmax.
+    counts : Tensor, optional
+        Integers `[R]` or `[R, S]`: entries of `selected` at or past it are not looked at. The work
+        of a short list is then split evenly too.
+    workspace : SparseAttentionWorkspace, optional
+        By default one is made for this call.
+    out : Tensor, optional
+        `[R, 1, H, D]`, contiguous.
+
+    Returns
+    -------
+    Tensor
+        `[R, 1, H, D]`; zeros for a request whose lists are empty.
+
+    Raises
+    ------
+    ValueError
+        Types, shapes or strides that the kernel cannot take, or a workspace that is too small.
+    """
+    requests, _, heads, dim = q.shape
+    page_size, kv_heads = k_cache.shape[1:3]
+    _check(q, k_cache, v_cache, selected, tail)
+    if workspace is None:
+        workspace = SparseAttentionWorkspace(requests, heads, kv_heads, dim, q.dtype, q.device)
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    sets, width = selected.shape[1:]
+    splits = workspace.splits(requests, heads, kv_heads, dim, width + tail.shape[1])
+    group_width = triton.next_power_of_2(heads // kv_heads)
+    dim_width = max(16, triton.next_power_of_2(dim))
+    split_width = triton.next_power_of_2(splits)
+    page, token, head, feature = k_cache.stride()
+    _sparse_attention[(requests * splits * kv_heads,)](
+        q,
+        k_cache,
+        v_cache,
+        selected,
+        tail,
+        counts,
+        out,
+        workspace.partial,
+        workspace.sums,
+        workspace.arrivals,
+        scale * math.log2(math.e),
+        splits,
+        width,
+        tail.shape[1],
+        q.stride(0),
+        q.stride(2),
+        page,
+        token,
+        head,
+        feature,
+        selected.stride(0),
+        selected.stride(1) if sets > 1 else 0,
+        tail.stride(0),
+        0 if counts is None else counts.stride(0),
+        counts.stride(1) if counts is not None and counts.dim() == 2 and sets > 1 else 0,
+        KV_HEADS=kv_heads,
+        GROUP=heads // kv_heads,
+        DIM=dim,
+        PAGE=page_size,
+        # then a slot's place does not depend on its page
+        FLAT=page == page_size * token,
+        TILE=workspace.launch.tile,
+        STAGES=workspace.launch.stages,
+        ROWS=max(16, group_width),
+        DIM_WIDTH=dim_width,
+        GROUP_WIDTH=group_width,
+        SPLIT_WIDTH=split_width,
+        # what is merged at a time stays in registers
+        MERGED=min(split_width, max(1, 4096 // (group_width * dim_width))),
+        num_warps=workspace.launch.warps,
+    )
+    return out
+
+
+def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, selected: Tensor, tail: Tensor) -> None:
+    kv_heads = k_cache.shape[2]
+    if q.dtype not in _TYPES or not q.dtype == k_cache.dtype == v_cache.dtype:
+        raise ValueError(
+            f"query and caches are {q.dtype}, {k_cache.dtype} and {v_cache.dtype}; "
+            "all must be bf16, fp16 or fp32 alike"
+        )
+    if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
+        raise ValueError(
+            f"the caches differ in shape or strides: {tuple(k_cache.shape)} with "
+            f"{k_cache.stride()}, {tuple(v_cache.shape)} with {v_cache.stride()}"
+        )
+    if q.shape[1] != 1 or q.shape[2] % kv_heads or q.stride(3) != 1:
+        raise ValueError(
+            f"query of shape {tuple(q.shape)} and strides {q.stride()}: expected [R, 1, H, D], "
+            f"dense in D, with H a multiple of {kv_heads} KV heads"
+        )
+    if selected.shape[1] not in (1, kv_heads):
+        raise ValueError(f"{selected.shape[1]} lists a request; expected 1 or {kv_heads}")
+    if any(lists.numel() and lists.stride(-1) != 1 for lists in (selected, tail)):
+        raise ValueError("lists of slots must be dense in their last axis")
+
+
+@triton.jit
+def _slots(selected, tail, entry, listed, entries):
+    """Slots of some entries of the list that the tail continues, int64, -1 for none."""
+    in_list = entry < listed
+    in_tail = (entry >= listed) & (entry < entries)
+    slot = tl.load(selected + entry, mask=in_list, other=-1).to(tl.int64)
+    last = tl.load(tail + (entry - listed), mask=in_tail, other=-1).to(tl.int64)
+    return tl.where(in_list, slot, last)
+
+
+@triton.jit
+def _merge(
+    partial,
+    sums,
+    first,
+    working,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_WIDTH: tl.constexpr,
+    GROUP_WIDTH: tl.constexpr,
+    SPLIT_WIDTH: tl.constexpr,
+    MERGED: tl.constexpr,
+):
+    """The attention `[GROUP_WIDTH, DIM_WIDTH]` whose parts stand from split `first` on."""
+    member = tl.arange(0, GROUP_WIDTH)
+    dim = tl.arange(0, DIM_WIDTH)
+    split = tl.arange(0, SPLIT_WIDTH)
+    # past the first-level cache: other programs wrote these
+    place = (first + split[:, None]) * GROUP + member[None, :]
+    there = (split < working)[:, None] & (member < GROUP)[None, :]
+    best = tl.load(sums + 2 * place, mask=there, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(sums + 2 * place + 1, mask=there, other=0.0, cache_modifier=".cg")
+    top = tl.max(best, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(total * tl.exp2(best - top[None, :]), 0)
+    merged = tl.zeros([GROUP_WIDTH, DIM_WIDTH], tl.float32)
+    for start in range(0, working, MERGED):
+        some = start + tl.arange(0, MERGED)
+        part_place = (first + some[:, None]) * GROUP + member[None, :]
+        part_there = (some < working)[:, None] & (member < GROUP)[None, :]
+        part_best = tl.load(
+            sums + 2 * part_place, mask=part_there, other=float("-inf"), cache_modifier=".cg"
+        )
+        part = tl.load(
+            partial + part_place[:, :, None] * DIM + dim[None, None, :],
+            mask=part_there[:, :, None] & (dim < DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        merged += tl.sum(part * tl.exp2(part_best - top[None, :])[:, :, None], 0)
+    # where nothing was present there is nothing to divide
+    return merged / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@triton.jit(do_not_specialize=["splits", "selected_width", "tail_width"])
+def _sparse_attention(
+    q,
+    k_cache,
+    v_cache,
+    selected,
+    tail,
+    counts,
+    out,
+    partial,
+    sums,
+    arrivals,
+    scale,
+    splits,
+    selected_width,
+    tail_width,
+    q_request,
+    q_head,
+    kv_page,
+    kv_token,
+    kv_head,
+    kv_dim,
+    selected_request,
+    selected_set,
+    tail_request,
+    counts_request,
+    counts_set,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    FLAT: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM_WIDTH: tl.constexpr,
+    GROUP_WIDTH: tl.constexpr,
+    SPLIT_WIDTH: tl.constexpr,
+    MERGED: tl.constexpr,
+):
+    head = tl.program_id(0) % KV_HEADS
+    split = tl.program_id(0) // KV_HEADS % splits
+    request = (tl.program_id(0) // KV_HEADS // splits).to(tl.int64)
+
+    listed = selected_width
+    if counts is not None:
+        count = tl.load(counts + request * counts_request + head * counts_set)
+        listed = tl.minimum(listed, count.to(tl.int32))
+    entries = listed + tail_width
+    tiles = tl.cdiv(entries, TILE)
+    # the other splits of a short list have nothing to do, and nobody waits for them
+    working = tl.maximum(tl.minimum(tiles, splits), 1)
+    if split < working:
+        row = tl.arange(0, ROWS)
+        dim = tl.arange(0, DIM_WIDTH)
+        in_group = (row < GROUP)[:, None] & (dim < DIM)[None, :]
+        query = tl.load(
+            q + request * q_request + (head * GROUP + row[:, None]) * q_head + dim[None, :],
+            mask=in_group,
+            other=0.0,
+        )
+        own_selected = selected + request * selected_request + head * selected_set
+        own_tail = tail + request * tail_request
+        feature = head.to(tl.int64) * kv_head + dim * kv_dim
+
+        best = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, DIM_WIDTH], tl.float32)
+        first = split * tiles // working
+        last = (split + 1) * tiles // working
+        for tile in tl.range(first, last, num_stages=STAGES):
+            entry = tile * TILE + tl.arange(0, TILE)
+            slot = _slots(own_selected, own_tail, entry, listed, entries)
+            present = slot >= 0
+            place = slot * kv_token if FLAT else slot // PAGE * kv_page + slot % PAGE * kv_token
+            place = place[:, None] + feature[None, :]
+            readable = present[:, None] & (dim < DIM)[None, :]
+            keys = tl.load(k_cache + place, mask=readable, other=0.0)
+            values = tl.load(v_cache + place, mask=readable, other=0.0)
+            logits = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+            logits = tl.where(present[None, :], logits, float("-inf"))
+            higher = tl.maximum(best, tl.max(logits, 1))
+            # while nothing was present: -inf less -inf is NaN
+            safe = tl.where(higher == float("-inf"), 0.0, higher)
+            weights = tl.exp2(logits - safe[:, None]).to(values.dtype)
+            decay = tl.exp2(best - safe)
+            # of the rounded weights, so that those sum to one
+            total = total * decay + tl.sum(weights.to(tl.float32), 1)
+            acc = tl.dot(weights, values, acc * decay[:, None], input_precision="ieee")
+            best = higher
+
+        group = request * KV_HEADS + head
+        if SPLIT_WIDTH == 1:
+            result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            place = (group * GROUP + row[:, None]) * DIM + dim[None, :]
+            tl.store(out + place, result.to(out.dtype.element_ty), mask=in_group)
+        else:
+            own = (group * splits + split) * GROUP + row
+            tl.store(partial + own[:, None] * DIM + dim[None, :], acc, mask=in_group)
+            tl.store(sums + 2 * own, best, mask=row < GROUP)
+            tl.store(sums + 2 * own + 1, total, mask=row < GROUP)
+            # the one thread that counts releases what all threads have stored
+            tl.debug_barrier()
+            arrived = tl.atomic_add(arrivals + group, 1, sem="acq_rel", scope="gpu")
+            if arrived == working - 1:
+                # ready for the next call
+                tl.store(arrivals + group, 0)
+                result = _merge(
+                    partial,
+                    sums,
+                    group * splits,
+                    working,
+                    GROUP,
+                    DIM,
+                    DIM_WIDTH,
+                    GROUP_WIDTH,
+                    SPLIT_WIDTH,
+                    MERGED,
+                )
+                member = tl.arange(0, GROUP_WIDTH)
+                place = (group * GROUP + member[:, None]) * DIM + dim[None, :]
+                tl.store(
+                    out + place,
+                    result.to(out.dtype.element_ty),
+                    mask=(member < GROUP)[:, None] & (dim < DIM)[None, :],
+                )

@@ -1,0 +1,126 @@
+"""How the sparse kernel's work is cut, and the memory that its splits need."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the work is cut; any choice gives the same result up to rounding.
+
+    Attributes
+    ----------
+    tile : int
+        Entries of one step of a program, a power of two from 16. From 32 a warp on, the compiler
+        keeps the slots out of its pipeline of keys and values, which is the leaner loop.
+    warps : int
+        Warps of a program.
+    stages : int
+        Depth of the pipeline.
+    programs_per_sm : int
+        Lists are split until every multiprocessor has about this many programs. More than fit at
+        a time make a second wave.
+    tiles_per_split : int
+        A split gets no fewer tiles.
+    """
+
+    tile: int
+    warps: int
+    stages: int
+    programs_per_sm: int
+    tiles_per_split: int
+
+
+# by the bytes of one key, at most: starting points, to be replaced by what a sweep finds
+LAUNCHES = {
+    256: Launch(tile=64, warps=2, stages=3, programs_per_sm=3, tiles_per_split=2),
+    512: Launch(tile=64, warps=4, stages=3, programs_per_sm=2, tiles_per_split=2),
+    1024: Launch(tile=16, warps=4, stages=3, programs_per_sm=2, tiles_per_split=2),
+}
+# where the interpreter stands in for a device
+_INTERPRETED_SMS = 4
+
+
+def default_launch(dim: int, dtype: torch.dtype) -> Launch:
+    """The launch for heads of this width.
+
+    Raises
+    ------
+    ValueError
+        Wider heads than the table has.
+    """
+    size = max(16, 1 << (dim - 1).bit_length()) * dtype.itemsize
+    for most, launch in LAUNCHES.items():
+        if size <= most:
+            return launch
+    raise ValueError(f"heads of {dim} {dtype} exceed {max(LAUNCHES)} bytes: pass a launch")
+
+
+class SparseAttentionWorkspace:
+    """Scratch memory for calls that follow one another on a stream.
+
+    Nothing in it has to be cleared between calls.
+
+    Parameters
+    ----------
+    requests : int
+        Most requests of a call.
+    heads, kv_heads, dim : int
+        Of the model.
+    dtype : torch.dtype
+        Of queries and caches; chooses the launch.
+    device
+    launch : Launch, optional
+        Overrides the table.
+
+    Attributes
+    ----------
+    launch : Launch
+    partial : Tensor
+        fp32, what each split found, `[groups, splits, G, D]`.
+    sums : Tensor
+        fp32 `[groups, splits, G, 2]`: its greatest logit, and its weights' sum.
+    arrivals : Tensor
+        int32 `[groups]`, splits that are done; zero between calls.
+    """
+
+    def __init__(
+        self,
+        requests: int,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        launch: Launch | None = None,
+    ) -> None:
+        self.launch = default_launch(dim, dtype) if launch is None else launch
+        sms = _INTERPRETED_SMS
+        if torch.device(device).type == "cuda":
+            sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self._programs = sms * self.launch.programs_per_sm
+        rows = self._programs * (heads // kv_heads)
+        self.partial = torch.empty(rows * dim, dtype=torch.float32, device=device)
+        self.sums = torch.empty(rows * 2, dtype=torch.float32, device=device)
+        self.arrivals = torch.zeros(requests * kv_heads, dtype=torch.int32, device=device)
+
+    def splits(self, requests: int, heads: int, kv_heads: int, dim: int, entries: int) -> int:
+        """Splits of each list of `entries` for a call of these shapes.
+
+        Raises
+        ------
+        ValueError
+            The call needs a larger workspace.
+        """
+        groups = requests * kv_heads
+        tiles = -(-entries // self.launch.tile)
+        splits = max(1, min(self._programs // max(1, groups), tiles // self.launch.tiles_per_split))
+        needed = groups * splits * (heads // kv_heads) * dim if splits > 1 else 0
+        if groups > self.arrivals.numel() or needed > self.partial.numel():
+            raise ValueError(
+                f"the workspace holds {self.arrivals.numel()} lists and {self.partial.numel()} "
+                f"partial sums; {requests} requests of {heads}/{kv_heads} heads of {dim} need "
+                f"{groups} and {needed}"
+            )
+        return splits

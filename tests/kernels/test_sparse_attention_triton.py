@@ -1,0 +1,328 @@
+"""The Triton sparse attention against the reference in fp64."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specbench.kernels.sparse_attention import reference
+from tests.support.paged import Paged, head_major, interleaved, paged, randn
+from tests.support.sparse import choose
+
+pytest.importorskip("triton")
+
+from specbench.kernels.sparse_attention.triton import sparse_attention
+from specbench.kernels.sparse_attention.workspace import Launch, SparseAttentionWorkspace
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LENGTHS = (1, 15, 16, 17, 63, 100)
+SCALE = 0.31
+SMALL = Launch(tile=16, warps=4, stages=2, programs_per_sm=12, tiles_per_split=1)
+# weights are rounded to the inputs' type before they meet the values: relative and absolute
+TOLERANCE = {
+    torch.float32: (2e-5, 1e-5),
+    torch.float16: (2**-9, 2e-3),
+    torch.bfloat16: (2**-7, 1e-2),
+}
+
+
+def on_device(kv: Paged) -> Paged:
+    return replace(kv, k_cache=kv.k_cache.to(DEVICE), v_cache=kv.v_cache.to(DEVICE))
+
+
+def check(out: Tensor, q: Tensor, kv: Paged, selected: Tensor, tail: Tensor) -> None:
+    """`out` against the reference over the same entries in fp64."""
+    expected = reference.sparse_attention(
+        q.double().cpu(),
+        kv.k_cache.double().cpu(),
+        kv.v_cache.double().cpu(),
+        selected.long().cpu(),
+        tail.long().cpu(),
+        SCALE,
+    )
+    relative, absolute = TOLERANCE[q.dtype]
+    assert out.dtype == q.dtype
+    torch.testing.assert_close(out.double().cpu(), expected, rtol=relative, atol=absolute)
+
+
+def poisoned(
+    requests: int, heads: int, kv_heads: int, dim: int, launch: Launch = SMALL
+) -> SparseAttentionWorkspace:
+    """A workspace that nothing has written yet."""
+    workspace = SparseAttentionWorkspace(
+        requests, heads, kv_heads, dim, torch.float32, DEVICE, launch
+    )
+    workspace.partial.fill_(torch.nan)
+    workspace.sums.fill_(torch.nan)
+    return workspace
+
+
+def run(
+    kv: Paged,
+    q: Tensor,
+    selected: Tensor,
+    tail: Tensor,
+    launch: Launch = SMALL,
+    counts: Tensor | None = None,
+) -> Tensor:
+    requests, _, heads, dim = q.shape
+    workspace = poisoned(requests, heads, kv.k_cache.shape[2], dim, launch)
+    return sparse_attention(
+        q.to(DEVICE),
+        kv.k_cache,
+        kv.v_cache,
+        selected.to(DEVICE),
+        tail.to(DEVICE),
+        SCALE,
+        counts=None if counts is None else counts.to(DEVICE),
+        workspace=workspace,
+        out=torch.full(q.shape, torch.nan, dtype=q.dtype, device=DEVICE),
+    )
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+@pytest.mark.parametrize(
+    ("group", "dtype"),
+    [
+        *((group, torch.float32) for group in (1, 3, 7)),
+        (4, torch.float16),
+        (4, torch.bfloat16),
+    ],
+)
+def test_equals_the_reference(group: int, sets: int, dtype: torch.dtype) -> None:
+    kv = on_device(paged(LENGTHS, dtype=dtype))
+    selected, tail, _ = choose(kv, sets, width=41, tail_width=7)
+    q = randn(5, len(LENGTHS), 1, 2 * group, 8, dtype=dtype)
+    check(run(kv, q, selected, tail), q, kv, selected, tail)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+def test_widths_of_heads(dim: int) -> None:
+    kv = on_device(paged((17, 63), dim=dim, dtype=torch.float32))
+    selected, tail, _ = choose(kv, 2, width=33, tail_width=5)
+    q = randn(5, 2, 1, 4, dim, dtype=torch.float32) / dim**0.5
+    check(run(kv, q, selected, tail), q, kv, selected, tail)
+
+
+@pytest.mark.parametrize("layout", [interleaved, head_major])
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_strided_caches_are_read_in_place(
+    layout: Callable[[Paged], Paged], index: torch.dtype
+) -> None:
+    kv = layout(on_device(paged(LENGTHS, dtype=torch.float32)))
+    selected, tail, _ = choose(kv, 2, width=20, tail_width=7)
+    q = randn(5, len(LENGTHS), 1, 6, 8, dtype=torch.float32)
+    out = run(kv, q, selected.to(index), tail.to(index))
+    check(out, q, kv, selected, tail)
+
+
+@pytest.mark.parametrize("page_size", [1, 5])
+def test_page_size_is_read_from_the_cache(page_size: int) -> None:
+    kv = interleaved(on_device(paged(LENGTHS, dtype=torch.float32, page_size=page_size)))
+    selected, tail, _ = choose(kv, 2, width=20, tail_width=7)
+    q = randn(5, len(LENGTHS), 1, 2, 8, dtype=torch.float32)
+    check(run(kv, q, selected, tail), q, kv, selected, tail)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 49])
+@pytest.mark.parametrize("programs", [1, 3, 40])
+def test_tiles_and_splits_need_not_divide_the_list(width: int, programs: int) -> None:
+    kv = on_device(paged((63, 100), dtype=torch.float32))
+    selected, tail, _ = choose(kv, 2, width=width, tail_width=3)
+    q = randn(5, 2, 1, 4, 8, dtype=torch.float32)
+    launch = replace(SMALL, programs_per_sm=programs)
+    check(run(kv, q, selected, tail, launch), q, kv, selected, tail)
+
+
+def test_lists_of_one_entry() -> None:
+    kv = on_device(paged((17, 63), dtype=torch.float32))
+    selected = torch.stack([kv.slots(r, torch.tensor([[5], [16]])) for r in range(2)])
+    q = randn(5, 2, 1, 4, 8, dtype=torch.float32)
+    none = torch.full((2, 3), -1)
+    out = run(kv, q, selected, none)
+    check(out, q, kv, selected, none)
+    for r in range(2):
+        torch.testing.assert_close(out[r, 0, 0].cpu(), kv.values[r][5, 0])
+    tail = selected[:, 0]
+    nothing = torch.full((2, 2, 20), -1)
+    check(run(kv, q, nothing, tail), q, kv, nothing, tail)
+
+
+def compact(lists: Tensor) -> tuple[Tensor, Tensor]:
+    """The same lists with their entries first, and how many each has."""
+    order = (lists < 0).int().argsort(dim=-1, stable=True)
+    return lists.gather(-1, order), (lists >= 0).sum(-1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("sets", [1, 2])
+def test_counts_end_the_lists(sets: int, shared: bool) -> None:
+    kv = on_device(paged(LENGTHS, dtype=torch.float32))
+    selected, tail, _ = choose(kv, sets, width=41, tail_width=7)
+    selected, counts = compact(selected)
+    if shared:
+        counts = counts[:, 0]
+        past = torch.arange(41) >= counts[:, None]
+        selected = selected.masked_fill(past[:, None], -1)
+    else:
+        past = torch.arange(41) >= counts[..., None]
+    q = randn(5, len(LENGTHS), 1, 6, 8, dtype=torch.float32)
+    # what stands past a count is not even a slot
+    beyond = selected.masked_fill(past[:, None] if shared else past, 2**40)
+    counts = counts.to(torch.int32 if shared else torch.int64)
+    check(run(kv, q, beyond, tail, counts=counts), q, kv, selected, tail)
+
+
+def test_one_workspace_serves_call_after_call() -> None:
+    kv = on_device(paged(LENGTHS, dtype=torch.float32))
+    workspace = poisoned(len(LENGTHS), 6, 2, 8)
+    for width, rows in [(41, 3), (3, 6), (33, 1), (41, 3)]:
+        selected, tail, _ = choose(kv, 2, width=width, tail_width=7)
+        q = randn(width, len(LENGTHS), 1, 6, 8, dtype=torch.float32)
+        selected, tail, q = selected[:rows], tail[:rows], q[:rows]
+        out = sparse_attention(
+            q.to(DEVICE),
+            kv.k_cache,
+            kv.v_cache,
+            selected.to(DEVICE),
+            tail.to(DEVICE),
+            SCALE,
+            workspace=workspace,
+        )
+        check(out, q, kv, selected, tail)
+        assert (workspace.arrivals == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("width", "tail_width"),
+    [(0, 0), (40, 0), (0, 4), (40, 4)],
+    ids=["none", "list", "tail", "both"],
+)
+@pytest.mark.parametrize("sets", [1, 2])
+def test_empty_lists_give_zeros(sets: int, width: int, tail_width: int) -> None:
+    kv = on_device(paged((15, 63), dtype=torch.float32))
+    q = torch.full((2, 1, 6, 8), torch.nan)
+    selected = torch.full((2, sets, width), -1)
+    assert (run(kv, q, selected, torch.full((2, tail_width), -1)) == 0).all()
+
+
+def test_a_request_without_entries_leaves_the_others_alone() -> None:
+    kv = on_device(paged(LENGTHS, dtype=torch.float32))
+    selected, tail, _ = choose(kv, 2, width=41, tail_width=7)
+    selected[3], tail[3] = -1, -1
+    q = randn(5, len(LENGTHS), 1, 6, 8, dtype=torch.float32)
+    check(run(kv, q, selected, tail), q, kv, selected, tail)
+    q[3] = torch.nan
+    out = run(kv, q, selected, tail)
+    assert (out[3] == 0).all()
+    assert out.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+def test_nan_of_a_query_is_not_hidden() -> None:
+    kv = on_device(paged((63,), dtype=torch.float32))
+    selected, tail, _ = choose(kv, 2, width=41, tail_width=7)
+    q = randn(5, 1, 1, 2, 8, dtype=torch.float32)
+    q[0, 0, 1, 3] = torch.nan
+    out = run(kv, q, selected, tail)
+    assert out[0, 0, 0].isfinite().all()
+    assert out[0, 0, 1].isnan().all()
+
+
+def test_large_logits_do_not_overflow() -> None:
+    kv = on_device(paged((33,), kv_heads=1, dtype=torch.float32))
+    q = randn(5, 1, 1, 1, 8, dtype=torch.float32) * 1e4
+    slots = kv.slots(0, torch.arange(33))
+    out = run(kv, q, slots[None, None, :30], slots[None, 30:])
+    best = int((kv.keys[0][:, 0] @ q[0, 0, 0]).argmax())
+    torch.testing.assert_close(out[0, 0, 0].cpu(), kv.values[0][best, 0])
+
+
+def test_wide_groups() -> None:
+    kv = on_device(paged((40,), kv_heads=1, dtype=torch.float32))
+    selected, tail, _ = choose(kv, 1, width=33, tail_width=3)
+    q = randn(5, 1, 1, 20, 8, dtype=torch.float32)
+    check(run(kv, q, selected, tail), q, kv, selected, tail)
+
+
+def test_strided_queries_and_lists() -> None:
+    kv = on_device(paged((40, 63), dtype=torch.float32))
+    selected, tail, _ = choose(kv, 2, width=33, tail_width=3)
+    everything = randn(5, 2, 1, 8, 8, dtype=torch.float32)
+    layers = torch.stack([torch.full_like(selected, 2**40), selected], dim=2)
+    q = everything[:, :, 2:6]
+    check(run(kv, q, layers[:, :, 1], tail), q, kv, selected, tail)
+
+
+def test_addresses_past_two_billion_entries() -> None:
+    pages = 2**31 // (16 * 64) + 2
+    # virtual memory: only the pages that are written take any
+    both = torch.empty(pages, 16, 1, 128, dtype=torch.float16, device=DEVICE)
+    k_cache, v_cache = both.chunk(2, dim=-1)
+    small = paged((20,), kv_heads=1, dim=64, dtype=torch.float16)
+    far = torch.arange(20) + 16 * (pages - 2)
+    for cache, entries in ((k_cache, small.keys[0]), (v_cache, small.values[0])):
+        cache[far // 16, far % 16] = entries.to(DEVICE)
+    q = randn(5, 1, 1, 2, 64, dtype=torch.float16) / 8
+    near = small.slots(0, torch.arange(20))
+    expected = run(on_device(small), q, near[None, None, :18], near[None, 18:])
+    kv = replace(small, k_cache=k_cache, v_cache=v_cache)
+    for index in (torch.int32, torch.int64):
+        out = run(kv, q, far[None, None, :18].to(index), far[None, 18:].to(index))
+        assert torch.equal(out, expected)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=3),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 5),
+    width=st.integers(1, 50),
+    tail_width=st.integers(0, 5),
+    programs=st.integers(1, 12),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=15, deadline=None, derandomize=True)
+def test_any_shape(
+    lengths: Sequence[int],
+    kv_heads: int,
+    group: int,
+    width: int,
+    tail_width: int,
+    programs: int,
+    seed: int,
+) -> None:
+    kv = on_device(paged(lengths, kv_heads, dim=16, dtype=torch.float32, seed=seed))
+    sets = kv_heads if seed % 2 and width >= kv_heads else 1
+    selected, tail, _ = choose(kv, sets, width, tail_width)
+    q = randn(seed, len(lengths), 1, kv_heads * group, 16, dtype=torch.float32)
+    launch = replace(SMALL, programs_per_sm=programs)
+    check(run(kv, q, selected, tail, launch), q, kv, selected, tail)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a.update(q=a["q"].double()), "must be bf16"),
+        (lambda a: a.update(v_cache=a["v_cache"][:2]), "differ in shape"),
+        (lambda a: a.update(q=a["q"][:, :, :5]), "multiple of 2 KV heads"),
+        (lambda a: a.update(selected=a["selected"].expand(1, 3, -1)), "3 lists a request"),
+        (lambda a: a.update(workspace=poisoned(1, 2, 1, 8)), "the workspace holds"),
+    ],
+)
+def test_what_it_cannot_take(change: Callable[[dict[str, object]], None], message: str) -> None:
+    kv = on_device(paged((17,), dtype=torch.float32))
+    arguments: dict[str, object] = {
+        "q": randn(5, 1, 1, 6, 8, dtype=torch.float32).to(DEVICE),
+        "k_cache": kv.k_cache,
+        "v_cache": kv.v_cache,
+        "selected": torch.full((1, 1, 4), -1, device=DEVICE),
+        "tail": torch.full((1, 1), -1, device=DEVICE),
+        "scale": SCALE,
+    }
+    change(arguments)
+    with pytest.raises(ValueError, match=message):
+        sparse_attention(**arguments)
