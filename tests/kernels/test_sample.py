@@ -42,8 +42,9 @@ def assert_same(logits: Tensor, chosen: Sampling) -> list[bool]:
     found = probabilities(logits, chosen, SMALL)
     expected = sampling.probabilities(logits.float(), chosen)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-9)
-    assert torch.equal(found > 0, expected > 0)
-    return (found[0] > 0).tolist()
+    # hardware may flush what is smaller than a normal number
+    assert torch.equal(found > 1e-36, expected > 1e-36)
+    return (found[0] > 1e-36).tolist()
 
 
 @pytest.mark.parametrize(
@@ -108,6 +109,13 @@ def test_neighbouring_floats_are_told_apart() -> None:
     assert kept == [i % 2 == 1 and i < 18 for i in range(20)]
 
 
+@pytest.mark.parametrize("distance", [4, 8, 16])
+def test_tokens_at_a_distance_of_the_survey_are_listed(distance: float) -> None:
+    logits = torch.full((1, 30), -50.0, device=DEVICE)
+    logits[0, 5], logits[0, 20:23] = 0.0, -distance
+    assert sum(assert_same(logits, Sampling(1.0, top_k=3))) == 4
+
+
 def test_top_k_beyond_the_finite_logits() -> None:
     assert assert_same(row(-INF, 1.0, -INF, 0.0), Sampling(1.0, top_k=3)) == [0, 1, 0, 1]
 
@@ -162,8 +170,8 @@ def test_bad_rows_are_flagged_and_stay_alone(chosen: Sampling) -> None:
 
 @pytest.mark.parametrize("chosen", ALL)
 def test_the_draw_is_the_engines(chosen: Sampling) -> None:
-    logits = inputs(4, 10, 300, dtype=torch.float32, scale=3)
-    u = numbers(10)
+    logits = inputs(4, 6, 300, dtype=torch.float32, scale=3)
+    u = numbers(6)
     token, probs, _ = sample(logits, chosen, u, SMALL)
     assert token.dtype == torch.int64
     assert torch.equal(token, sampling.draw(probs, u))
@@ -179,7 +187,7 @@ def test_the_first_and_the_last_number_draw_possible_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "draws"), [(Sampling(1.0), 300), (Sampling(1.3, 0.95, 9), 60)], ids=["all", "best"]
+    ("chosen", "draws"), [(Sampling(1.0), 200), (Sampling(1.3, 0.95, 9), 40)], ids=["all", "best"]
 )
 def test_drawn_tokens_follow_the_distribution(chosen: Sampling, draws: int) -> None:
     """Chi-square of tokens drawn with the counter-based numbers."""

@@ -1,9 +1,9 @@
 """Device functions that find where top-k and top-p end, without a sort.
 
-A token's distance is (best logit - its own) times `sharpness`, which is 1 / sharpness, and its
-weight is exp(-distance). The bits of a non-negative float, read as an integer, are in the
-order of the floats: thresholds are found four bits at a time, by what lies at or above each of
-sixteen pivots.
+A token's distance is (best logit - its own) times `sharpness`, which is 1 / temperature, and its
+weight is exp(-distance). The bits of a non-negative float, read as an integer, are in the order of
+the floats: thresholds are found four bits at a time, by what lies at or above each of sixteen
+pivots.
 """
 
 import triton

@@ -15,8 +15,9 @@ from specbench.kernels.launch import (
     row_tile,
     wait_for_previous,
 )
+from specbench.kernels.linear.device import normalise, prefetch_weight, project
 from specbench.kernels.linear.plan import MAX_ROWS
-from specbench.kernels.linear.triton import check_operands, normalise, prefetch_weight, project
+from specbench.kernels.linear.triton import check_operands
 
 # a row's best so far is one int64, behind them the count of programs that are done
 _COUNTER = 2 * MAX_ROWS

@@ -18,7 +18,7 @@ def uniform(
     Parameters
     ----------
     seed, request, start, offset, purpose
-        As there; plain torch takes some eighty launches for them.
+        As there; plain torch takes more than a hundred launches for them.
 
     Returns
     -------

@@ -14,8 +14,9 @@ from specbench.kernels.launch import (
     row_tile,
     wait_for_previous,
 )
+from specbench.kernels.linear.device import normalise, prefetch_weight
 from specbench.kernels.linear.plan import LinearLaunch
-from specbench.kernels.linear.triton import check_operands, normalise, prefetch_weight
+from specbench.kernels.linear.triton import check_operands
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ from specbench.kernels.launch import (
     row_tile,
     wait_for_previous,
 )
-from specbench.kernels.linear.plan import LinearLaunch, scratch_size, shares
-from specbench.kernels.linear.triton import (
-    check_operands,
+from specbench.kernels.linear.device import (
     normalise,
     prefetch_weight,
     project,
@@ -23,6 +21,8 @@ from specbench.kernels.linear.triton import (
     sum_parts,
     sum_squares,
 )
+from specbench.kernels.linear.plan import LinearLaunch, scratch_size, shares
+from specbench.kernels.linear.triton import check_operands
 from specbench.kernels.qkv.triton import finish_head
 
 # row tile: (block_k, num_warps, num_stages); a tile is one head wide

@@ -205,7 +205,8 @@ class VllmBackend(Backend):
 
 
 def _environment(config: "RunConfig") -> dict[str, str]:
-    variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    # whatever this process is told for its own kernels, vLLM's are compiled
+    variables = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TRITON_INTERPRET": "0"}
     if config.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
         if config.threads:
