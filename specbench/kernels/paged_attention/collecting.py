@@ -37,7 +37,8 @@ class Collecting:
     head_scores : Tensor or None
         `[R, Hkv, L]`, to be summed over heads.
     weights : Tensor or None
-        `[R, Hkv, c G, L]`, of each collected row relative to its largest so far.
+        `[R, Hkv, c G, L]` (L in whole key tiles), of each collected row relative to its largest
+        so far.
     peaks : Tensor or None
         `[R, Hkv, tiles, c G]`, log2 of what the weights of a key tile are relative to.
     lse : Tensor or None
@@ -141,13 +142,14 @@ def prepare(
     which = WHICH[collect.queries]
     if collect.score == "weight" and not one_pass:
         tiles = triton.cdiv(max_len, launch.block_n)
+        padded = tiles * launch.block_n
         # bfloat16 for float16 too: a weight far below the largest keeps its digits
         kind = torch.float32 if dtype == torch.float32 else torch.bfloat16
         return Collecting(
             EXACT.value,
             which,
             rows,
-            weights=torch.empty(requests, kv_heads, slots, max_len, dtype=kind, device=device),
+            weights=torch.empty(requests, kv_heads, slots, padded, dtype=kind, device=device),
             peaks=torch.empty(requests, kv_heads, tiles, slots, device=device),
             lse=torch.empty(requests, queries, heads, device=device),
         )

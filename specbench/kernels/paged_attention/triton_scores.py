@@ -52,14 +52,13 @@ def weigh_kernel(
                 head = h * GROUP + slot % GROUP
                 at = r * lse_stride[0] + row * lse_stride[1] + head * lse_stride[2]
                 lse2 = tl.load(lse_ptr + at, mask=counts, other=float("inf")) * LOG2E
+                there = counts[None, :] & (t * BLOCK_N < ranked)[:, None]
                 peak = tl.load(
-                    peaks_at + t[:, None] * SLOTS + slot[None, :],
-                    mask=counts[None, :] & (t * BLOCK_N < ranked)[:, None],
-                    other=-float("inf"),
+                    peaks_at + t[:, None] * SLOTS + slot[None, :], mask=there, other=-float("inf")
                 )
                 kept = tl.load(
                     weights_at + (slot * weights_stride[2])[None, :, None] + n[:, None, :],
-                    mask=counts[None, :, None] & (n < ranked)[:, None, :],
+                    mask=there[:, :, None],
                     other=0.0,
                 )
                 factor = tl.exp2(peak - lse2[None, :])

@@ -126,12 +126,13 @@ def attend_tiles(
         else:
             total = total * fade + tl.sum(weights, 1)
         if COLLECT == EXACT:
+            # whole tiles, so that a store takes 16 bytes
+            there = (kept >= 0) & (tile * BLOCK_N < ranked)
+            at = kept.to(tl.int64)[:, None] * weights_stride[2] + n[None, :]
             tl.store(
-                weights_ptr + kept.to(tl.int64)[:, None] * weights_stride[2] + n[None, :],
-                weights.to(weights_ptr.dtype.element_ty),
-                mask=(kept >= 0)[:, None] & (n < ranked)[None, :],
+                weights_ptr + at, weights.to(weights_ptr.dtype.element_ty), mask=there[:, None]
             )
-            tl.store(peaks_ptr + tile * SLOTS + kept, peak, mask=kept >= 0)
+            tl.store(peaks_ptr + tile * SLOTS + kept, peak, mask=there)
         v = load_tile(v_at, d, inside, HEAD_DIM, MASKED)
         acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
     return acc, total, top
