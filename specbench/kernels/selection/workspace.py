@@ -56,7 +56,7 @@ MANY = Launch(
     kept=64,
     samples=4096,
     run=8,
-    margin=10,
+    margin=8,
     programs_per_sm=2,
     registers=128,
 )
