@@ -20,7 +20,9 @@ from specbench.kernels.selection.workspace import Launch, SelectionWorkspace
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # lists of more than 128 scores are sampled, a step takes 256 of them
-SMALL = Launch(1, depth=8, kept=8, samples=64, margin=3, programs_per_sm=1, registers=128)
+SMALL = Launch(
+    warps=1, depth=8, kept=8, samples=64, run=4, margin=3, programs_per_sm=1, registers=128
+)
 
 
 def poisoned(rows: int, length: int, width: int, launch: Launch = SMALL) -> SelectionWorkspace:

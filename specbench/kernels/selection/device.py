@@ -58,15 +58,21 @@ def _force(value, index, entries, sinks, window):
 
 @triton.jit
 def threshold(
-    line, entries, need, MARGIN: tl.constexpr, COLUMNS: tl.constexpr, SAMPLES: tl.constexpr
+    line,
+    entries,
+    need,
+    MARGIN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    RUN: tl.constexpr,
 ):
     """The key of a score that in all likelihood `need` entries reach, and not many more."""
     column = tl.arange(0, COLUMNS)[:, None]
     draw = tl.arange(0, SAMPLES // COLUMNS)[None, :]
-    # runs of 16 spread evenly: a sample then costs no more than its share of the traffic
-    run = (draw * (COLUMNS // 16) + column // 16).to(tl.int64)
-    start = (run * entries // (SAMPLES // 16)).to(tl.int32) // 16 * 16
-    value = tl.load(line + (start + column % 16)).to(tl.float32)
+    # runs of neighbours, spread evenly
+    run = (draw * (COLUMNS // RUN) + column // RUN).to(tl.int64)
+    start = (run * entries // (SAMPLES // RUN)).to(tl.int32) // RUN * RUN
+    value = tl.load(line + (start + column % RUN)).to(tl.float32)
     share = need.to(tl.float32) / entries.to(tl.float32)
     deviation = tl.sqrt(SAMPLES * share * (1.0 - share))
     rank = (SAMPLES * share + MARGIN * (deviation + 1.0)).to(tl.int32)
@@ -100,7 +106,7 @@ def load_tile(line, start, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
     column = tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)[None, :]
     # the constant part of an address comes last: it becomes part of the instruction
-    return tl.load((line + start + column)[:, None] + depth * COLUMNS).to(tl.float32)
+    return tl.load((line + start + column)[:, None] + depth * COLUMNS)
 
 
 @triton.jit
@@ -109,7 +115,7 @@ def load_rest(line, start, entries, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
     column = tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)[None, :]
     index = (start + column)[:, None] + depth * COLUMNS
-    return tl.load(line + index, mask=index < entries, other=float("nan")).to(tl.float32)
+    return tl.load(line + index, mask=index < entries, other=float("nan"))
 
 
 @triton.jit
@@ -134,6 +140,7 @@ def collect(
     column = tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)[None, :]
     index = (start + column)[:, None] + depth * COLUMNS
+    value = value.to(tl.float32)
     if FORCED:
         value = _force(value, index, entries, sinks, window)
     place = tl.cumsum(tl.where(value >= _value(bound), COLUMNS, 0), 1)
@@ -169,7 +176,7 @@ def _read(
         return value, pair.to(tl.uint32)
     else:
         index = (start * COLUMNS + column)[:, None] + depth * COLUMNS
-        value = load_rest(source, start * COLUMNS, entries, COLUMNS, DEPTH)
+        value = load_rest(source, start * COLUMNS, entries, COLUMNS, DEPTH).to(tl.float32)
         if FORCED:
             value = _force(value, index, entries, sinks, window)
         return value, index.to(tl.uint32)
@@ -264,7 +271,7 @@ def choose(
             goal = at[:, None] + place - 1
             taken &= goal < need
             position = index
-            if pages is not None:
+            if PAGE > 0:
                 page = tl.load(pages + index // PAGE, mask=taken, other=0)
                 position = page.to(target.dtype.element_ty) * PAGE + index % PAGE
             tl.store(target + goal, position.to(target.dtype.element_ty), mask=taken)

@@ -90,8 +90,11 @@ def select(
     workspace.check(rows, length, width)
     launch = workspace.launch
     shape = (rows, requests, sets, length, width, sinks, window)
-    table_stride = 0 if block_table is None else block_table.stride(0)
-    strides = (*scores.stride()[:3], *out.stride()[:3], table_stride)
+    # a page of no entries stands for positions, and then the table for nothing
+    page = page_size
+    if block_table is None:
+        block_table, page = ranked[:, None], 0
+    strides = (*scores.stride()[:3], *out.stride()[:3], block_table.stride(0))
     forced = sinks > 0 or window > 0
     grid = (min(rows, workspace.programs),)
     _select[grid](
@@ -100,11 +103,12 @@ def select(
         *(workspace.capacity, workspace.capacity * launch.columns),
         MARGIN=launch.margin,
         FORCED=forced,
-        PAGE=page_size,
+        PAGE=page,
         COLUMNS=launch.columns,
         DEPTH=launch.depth,
         KEPT=launch.kept,
         SAMPLES=launch.samples,
+        RUN=launch.run,
         num_warps=launch.warps,
         maxnreg=launch.registers,
     )
@@ -112,7 +116,7 @@ def select(
         *(scores, ranked, keep, block_table, out, *shape, *strides),
         *(workspace.queue, workspace.failed),
         FORCED=forced,
-        PAGE=page_size,
+        PAGE=page,
         COLUMNS=launch.columns,
         DEPTH=launch.depth,
         num_warps=launch.warps,
@@ -158,14 +162,6 @@ def _row(row, requests, sets, layer_stride, request_stride, set_stride):
     return layer * layer_stride + request * request_stride + member * set_stride
 
 
-@triton.jit
-def _pages(block_table, request, stride):
-    if block_table is None:
-        return None
-    else:
-        return block_table + request * stride
-
-
 @triton.jit(do_not_specialize=_PLAIN)
 def _select(
     scores,
@@ -199,6 +195,7 @@ def _select(
     DEPTH: tl.constexpr,
     KEPT: tl.constexpr,
     SAMPLES: tl.constexpr,
+    RUN: tl.constexpr,
 ):
     """List by list: a threshold from a sample, all that reaches it, the best of that."""
     TILE: tl.constexpr = COLUMNS * DEPTH
@@ -208,7 +205,7 @@ def _select(
         line = scores + _row(row, requests, sets, scores_layer, scores_request, scores_set)
         target = out + _row(row, requests, sets, out_layer, out_request, out_set)
         request = (row // sets % requests).to(tl.int64)
-        pages = _pages(block_table, request, table_request)
+        pages = block_table + request * table_request
         entries = tl.minimum(tl.load(ranked + request), length).to(tl.int32)
         need = tl.minimum(tl.minimum(tl.load(keep + request), entries), width).to(tl.int32)
         need = tl.maximum(need, 0)
@@ -216,7 +213,7 @@ def _select(
             bound = tl.full([], LEAST, tl.int64)
             # as many as the lists hold at least
             if entries > 2 * SAMPLES:
-                bound = threshold(line, entries, need, MARGIN, COLUMNS, SAMPLES)
+                bound = threshold(line, entries, need, MARGIN, COLUMNS, SAMPLES, RUN)
             # minus infinity has no predecessor: it is left to the rescue
             bound = tl.maximum(bound, LEAST + 1)
             counts = tl.zeros([COLUMNS], tl.int32)
@@ -292,7 +289,7 @@ def _rescue(
         line = scores + _row(row, requests, sets, scores_layer, scores_request, scores_set)
         target = out + _row(row, requests, sets, out_layer, out_request, out_set)
         request = (row // sets % requests).to(tl.int64)
-        pages = _pages(block_table, request, table_request)
+        pages = block_table + request * table_request
         entries = tl.minimum(tl.load(ranked + request), length).to(tl.int32)
         need = tl.minimum(tl.minimum(tl.load(keep + request), entries), width).to(tl.int32)
         counts = count_numbers(line, entries, sinks, window, FORCED, COLUMNS, DEPTH)

@@ -1,7 +1,7 @@
 """How the selection's work is cut, and the memory for what may be chosen."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,10 +21,12 @@ class Launch:
         ones are read again in each of its steps.
     samples : int
         Scores that are looked at for the threshold, a power of two, at least 32 a warp.
+    run : int
+        Neighbours that are sampled together, a power of two. Long runs make fewer memory sectors,
+        but neighbours resemble each other, which makes a sample worth less than its size.
     margin : float
-        By how many standard deviations of the sample's rank the threshold is lowered. Too few
-        candidates make the slow path more likely; scores that resemble their neighbours make a
-        sample worth less than its size.
+        By how many standard deviations of the rank in an independent sample the threshold is
+        lowered: fewer make the slow path more likely, more make more candidates.
     programs_per_sm : int
         Programs that fit a multiprocessor at a time; together they take the lists in turn.
     registers : int
@@ -35,6 +37,7 @@ class Launch:
     depth: int
     kept: int
     samples: int
+    run: int
     margin: float
     programs_per_sm: int
     registers: int
@@ -47,8 +50,17 @@ class Launch:
 
 # Starting points, to be replaced by what a sweep finds: where there are more lists than
 # multiprocessors, two programs hide each other's waiting; else one list gets all threads.
-MANY = Launch(8, depth=32, kept=64, samples=4096, margin=10, programs_per_sm=2, registers=128)
-FEW = Launch(16, depth=32, kept=32, samples=4096, margin=10, programs_per_sm=1, registers=128)
+MANY = Launch(
+    warps=8,
+    depth=32,
+    kept=64,
+    samples=4096,
+    run=8,
+    margin=8,
+    programs_per_sm=2,
+    registers=128,
+)
+FEW = replace(MANY, warps=16, kept=32, programs_per_sm=1)
 # candidates are spread over columns, of which the fullest counts
 _SPREAD = 1.5
 # where the interpreter stands in for a device

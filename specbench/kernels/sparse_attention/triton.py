@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.kernels.sparse_attention.device import list_slots, merge_splits
 from specbench.kernels.sparse_attention.workspace import SparseAttentionWorkspace
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -141,60 +142,6 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, selected: Tensor, tail: 
         raise ValueError("lists of slots must be dense in their last axis")
 
 
-@triton.jit
-def _slots(selected, tail, entry, listed, entries):
-    """Slots of some entries of the list that the tail continues, int64, -1 for none."""
-    in_list = entry < listed
-    in_tail = (entry >= listed) & (entry < entries)
-    slot = tl.load(selected + entry, mask=in_list, other=-1).to(tl.int64)
-    last = tl.load(tail + (entry - listed), mask=in_tail, other=-1).to(tl.int64)
-    return tl.where(in_list, slot, last)
-
-
-@triton.jit
-def _merge(
-    partial,
-    sums,
-    first,
-    working,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_WIDTH: tl.constexpr,
-    GROUP_WIDTH: tl.constexpr,
-    SPLIT_WIDTH: tl.constexpr,
-    MERGED: tl.constexpr,
-):
-    """The attention `[GROUP_WIDTH, DIM_WIDTH]` whose parts stand from split `first` on."""
-    member = tl.arange(0, GROUP_WIDTH)
-    dim = tl.arange(0, DIM_WIDTH)
-    split = tl.arange(0, SPLIT_WIDTH)
-    # past the first-level cache: other programs wrote these
-    place = (first + split[:, None]) * GROUP + member[None, :]
-    there = (split < working)[:, None] & (member < GROUP)[None, :]
-    best = tl.load(sums + 2 * place, mask=there, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(sums + 2 * place + 1, mask=there, other=0.0, cache_modifier=".cg")
-    top = tl.max(best, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(total * tl.exp2(best - top[None, :]), 0)
-    merged = tl.zeros([GROUP_WIDTH, DIM_WIDTH], tl.float32)
-    for start in range(0, working, MERGED):
-        some = start + tl.arange(0, MERGED)
-        part_place = (first + some[:, None]) * GROUP + member[None, :]
-        part_there = (some < working)[:, None] & (member < GROUP)[None, :]
-        part_best = tl.load(
-            sums + 2 * part_place, mask=part_there, other=float("-inf"), cache_modifier=".cg"
-        )
-        part = tl.load(
-            partial + part_place[:, :, None] * DIM + dim[None, None, :],
-            mask=part_there[:, :, None] & (dim < DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        merged += tl.sum(part * tl.exp2(part_best - top[None, :])[:, :, None], 0)
-    # where nothing was present there is nothing to divide
-    return merged / tl.where(total == 0.0, 1.0, total)[:, None]
-
-
 @triton.jit(do_not_specialize=["splits", "selected_width", "tail_width"])
 def _sparse_attention(
     q,
@@ -235,6 +182,7 @@ def _sparse_attention(
     SPLIT_WIDTH: tl.constexpr,
     MERGED: tl.constexpr,
 ):
+    """One split of one KV head's list; the last split of a list to finish merges them all."""
     head = tl.program_id(0) % KV_HEADS
     split = tl.program_id(0) // KV_HEADS % splits
     request = (tl.program_id(0) // KV_HEADS // splits).to(tl.int64)
@@ -244,9 +192,8 @@ def _sparse_attention(
         count = tl.load(counts + request * counts_request + head * counts_set)
         listed = tl.minimum(listed, count.to(tl.int32))
     entries = listed + tail_width
-    tiles = tl.cdiv(entries, TILE)
     # the other splits of a short list have nothing to do, and nobody waits for them
-    working = tl.maximum(tl.minimum(tiles, splits), 1)
+    working = tl.maximum(tl.minimum(tl.cdiv(entries, TILE), splits), 1)
     if split < working:
         row = tl.arange(0, ROWS)
         dim = tl.arange(0, DIM_WIDTH)
@@ -263,11 +210,11 @@ def _sparse_attention(
         best = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, DIM_WIDTH], tl.float32)
-        first = split * tiles // working
-        last = (split + 1) * tiles // working
-        for tile in tl.range(first, last, num_stages=STAGES):
-            entry = tile * TILE + tl.arange(0, TILE)
-            slot = _slots(own_selected, own_tail, entry, listed, entries)
+        first = split * entries // working
+        last = (split + 1) * entries // working
+        for start in tl.range(first, last, TILE, num_stages=STAGES):
+            entry = start + tl.arange(0, TILE)
+            slot = list_slots(own_selected, own_tail, entry, listed, last)
             present = slot >= 0
             place = slot * kv_token if FLAT else slot // PAGE * kv_page + slot % PAGE * kv_token
             place = place[:, None] + feature[None, :]
@@ -302,7 +249,7 @@ def _sparse_attention(
             if arrived == working - 1:
                 # ready for the next call
                 tl.store(arrivals + group, 0)
-                result = _merge(
+                result = merge_splits(
                     partial,
                     sums,
                     group * splits,

@@ -1,0 +1,58 @@
+"""Triton functions of the sparse attention: what its kernel calls on the device."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def list_slots(selected, tail, entry, listed, last):
+    """Slots of entries before `last` of the list that the tail continues, int64, -1 for none."""
+    in_list = entry < tl.minimum(listed, last)
+    in_tail = (entry >= listed) & (entry < last)
+    slot = tl.load(selected + entry, mask=in_list, other=-1).to(tl.int64)
+    tail_slot = tl.load(tail + (entry - listed), mask=in_tail, other=-1).to(tl.int64)
+    return tl.where(entry < listed, slot, tail_slot)
+
+
+@triton.jit
+def merge_splits(
+    partial,
+    sums,
+    first,
+    working,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_WIDTH: tl.constexpr,
+    GROUP_WIDTH: tl.constexpr,
+    SPLIT_WIDTH: tl.constexpr,
+    MERGED: tl.constexpr,
+):
+    """The attention `[GROUP_WIDTH, DIM_WIDTH]` whose parts stand from split `first` on."""
+    member = tl.arange(0, GROUP_WIDTH)
+    dim = tl.arange(0, DIM_WIDTH)
+    split = tl.arange(0, SPLIT_WIDTH)
+    # past the first-level cache: other programs wrote these
+    place = (first + split[:, None]) * GROUP + member[None, :]
+    there = (split < working)[:, None] & (member < GROUP)[None, :]
+    best = tl.load(sums + 2 * place, mask=there, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(sums + 2 * place + 1, mask=there, other=0.0, cache_modifier=".cg")
+    top = tl.max(best, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.sum(total * tl.exp2(best - top[None, :]), 0)
+    merged = tl.zeros([GROUP_WIDTH, DIM_WIDTH], tl.float32)
+    for start in range(0, working, MERGED):
+        some = start + tl.arange(0, MERGED)
+        part_place = (first + some[:, None]) * GROUP + member[None, :]
+        part_there = (some < working)[:, None] & (member < GROUP)[None, :]
+        part_best = tl.load(
+            sums + 2 * part_place, mask=part_there, other=float("-inf"), cache_modifier=".cg"
+        )
+        part = tl.load(
+            partial + part_place[:, :, None] * DIM + dim[None, None, :],
+            mask=part_there[:, :, None] & (dim < DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        merged += tl.sum(part * tl.exp2(part_best - top[None, :])[:, :, None], 0)
+    # where nothing was present there is nothing to divide
+    return merged / tl.where(total == 0.0, 1.0, total)[:, None]
