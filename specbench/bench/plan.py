@@ -66,8 +66,14 @@ class Plan:
     dtype: "torch.dtype"
 
 
-def make_plan(config: RunConfig) -> Plan:
+def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
     """Choose what the user left open and refuse what cannot run.
+
+    Parameters
+    ----------
+    config : RunConfig
+    arms : list of Arm, optional
+        By default those that `config` asks for.
 
     Raises
     ------
@@ -80,7 +86,7 @@ def make_plan(config: RunConfig) -> Plan:
     from specbench.engine.tokenizer import load_tokenizer
 
     config, choices = resolve_machine(config)
-    arms = build_arms(config)
+    arms = build_arms(config) if arms is None else arms
     spec = str(config.model)
     shape = read_model_config(spec, config.model_revision, config.rope_scaling)
     tokenizer = load_tokenizer(spec, config.model_revision)
