@@ -112,7 +112,7 @@ def tune(context: typer.Context, config: _ConfigFile = None, **options: Any) -> 
     """Find the settings of a method that pay best here."""
     chosen = build(TuneConfig, split_lists(options), config)
 
-    from specbench.tune.tuning import run_tuning
+    from specbench.tune.run import run_tuning
 
     raise typer.Exit(run_tuning(chosen, console=_console(), argv=["specbench", *context.obj]))
 
@@ -158,7 +158,7 @@ def _call(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     if status == INTERRUPTED:
-        typer.echo("specbench: interrupted; --resume continues", err=True)
+        typer.echo("specbench: interrupted; --resume continues a run", err=True)
     return status or 0
 
 

@@ -125,6 +125,9 @@ class TuneConfig(RunConfig):
     storage: str | None = Field(
         None, description="URL of an Optuna database, or path of a journal file."
     )
+    workers: PositiveInt = Field(
+        1, description="Processes that share the trials: a GPU each, or a share of the threads."
+    )
     study: str | None = Field(None, min_length=1, description="Name of the study in the storage.")
 
     def run_config(self) -> RunConfig:

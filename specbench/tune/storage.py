@@ -120,6 +120,14 @@ def check_study(
         )
 
 
+def stored_identity(storage: "BaseStorage", name: str) -> dict[str, Any] | None:
+    """What `check_study` would compare with; None where there is no such study."""
+    for study in storage.get_all_studies():
+        if study.study_name.startswith(f"{name}/") and IDENTITY in study.user_attrs:
+            return dict(study.user_attrs[IDENTITY])
+    return None
+
+
 def open_study(
     storage: "BaseStorage",
     name: str,

@@ -3,8 +3,15 @@
 import fcntl
 import math
 import multiprocessing
+import os
+import shutil
+import signal
+import socket
 import sqlite3
+import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +260,52 @@ def test_another_tuning_of_the_same_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not of specbench tune"):
         check_study(storage, "foreign", identity, True, where)
     assert (tmp_path / "study.journal").read_bytes().startswith(before)
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """The URL of a server of its own; skips where PostgreSQL or its driver is missing."""
+    pytest.importorskip("psycopg")
+    programs = [shutil.which(name) for name in ("initdb", "postgres")]
+    if None in programs:
+        pytest.skip("PostgreSQL's initdb and postgres are not on the PATH")
+    as_user: list[str] = []
+    data = Path(tempfile.mkdtemp(prefix="specbench-pg-"))
+    if os.geteuid() == 0:  # which the server refuses
+        as_user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]
+        os.chown(data, 65534, 65534)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": data}
+    initialise = [*as_user, programs[0], "-D", data / "db", "-U", "tuner", "-A", "trust", "-N"]
+    if subprocess.run(initialise, check=False, **quiet).returncode:
+        shutil.rmtree(data)
+        pytest.skip("initdb does not run here")
+    options = ["-p", str(port), "-c", "listen_addresses=127.0.0.1", "-k", str(data)]
+    server = subprocess.Popen([*as_user, programs[1], "-D", data / "db", *options], **quiet)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                assert server.poll() is None
+                time.sleep(0.1)
+        yield f"postgresql+psycopg://tuner@127.0.0.1:{port}/postgres"
+    finally:
+        server.send_signal(signal.SIGINT)  # without waiting for open connections
+        server.wait(60)
+        shutil.rmtree(data, ignore_errors=True)
+
+
+def test_a_tuning_in_postgresql(postgres: str, tmp_path: Path) -> None:
+    storage, where = open_storage(postgres, tmp_path)
+    with storage_errors(where):
+        first = tune(CostModel(3), vegas_space(**GRIDS), storage)
+    again, _ = open_storage(postgres, tmp_path)
+    machine = CostModel(4)
+    assert tune(machine, vegas_space(**GRIDS), again).chosen == first.chosen
+    assert machine.passes == []

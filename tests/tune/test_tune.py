@@ -97,6 +97,19 @@ def test_a_finished_tuning_resumes_without_measuring(tuned: Path, folder: Path) 
     assert (tuned / "final" / "requests.jsonl").read_bytes() == requests
 
 
+def test_another_machine_may_take_the_study_from_a_database(folder: Path) -> None:
+    shared = (*OPTIONS, "--repeats", 1, "--storage", "sqlite:///study.db")
+    first = specbench("tune", *shared, "--output", "here", cwd=folder)
+    assert first.returncode == 0, first.stderr
+    refused = specbench("tune", *shared, "--output", "there", cwd=folder)
+    assert refused.returncode == 2
+    assert "--resume continues it, --study names another one" in refused.stderr
+    joined = specbench("tune", *shared, "--output", "there", "--resume", cwd=folder)
+    assert joined.returncode == 0, joined.stderr
+    trials = [(folder / name / "trials.csv").read_text() for name in ("here", "there")]
+    assert trials[0] == trials[1]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -162,6 +175,22 @@ def test_a_killed_tuning_continues_where_it_was(folder: Path) -> None:
     assert not (trials["status"] == "RUNNING").any()
 
 
+def test_workers_share_the_trials(folder: Path) -> None:
+    done = specbench(
+        *("tune", *OPTIONS[:4], "--ratios", "0.05,0.1,0.2,0.3", "--gammas", "1,2,3,4"),
+        *("--num-prompts", 1, "--max-new-tokens", 4, "--repeats", 1, "--min-tokens", 4),
+        *("--workers", 2, "--threads", 2, "--output", "shared"),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[2] step" in done.stdout
+    trials = pd.read_csv(folder / "shared" / "trials.csv")
+    passed = trials[trials["status"] == "PASSED"]
+    assert not passed.duplicated(["step", "kept_ratio", "gamma"]).any()
+    assert sorted(passed[passed["step"] == 1]["kept_ratio"]) == [0.05, 0.1, 0.2, 0.3]
+    assert sorted(passed[passed["step"] == 2]["gamma"]) == [0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -177,6 +206,7 @@ def test_a_killed_tuning_continues_where_it_was(folder: Path) -> None:
         (("--num-prompts", "6", "--held-out", "9"), "yields 8 different prompts"),
         (("--output", "new", "--resume"), "nothing to resume"),
         (("--resume",), "--resume needs --output"),
+        (("--threads", "1", "--workers", "2"), "--workers 2 share 1 threads"),
         (("--storage", "nonsense://x"), "no URL of a database"),
         (("--storage", "prompts.jsonl"), "is no Optuna journal"),
     ],
@@ -250,3 +280,14 @@ def test_the_dashboard_opens_the_study(tuned: Path) -> None:
         process.wait()
     names = {study["study_name"].partition("/")[2] for study in found}
     assert names == {"1-ratio-acceptance", "2-gamma", "3-ratio"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_default_tuning_ends_within_six_minutes(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = specbench("tune", "--threads", 2, "--output", "tuned", cwd=tmp_path, timeout=800)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 360
+    # a draft costs as much as a token there
+    assert yaml.safe_load((tmp_path / "tuned" / "tuned.yaml").read_text())["gamma"] == 0
