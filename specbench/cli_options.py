@@ -1,4 +1,4 @@
-"""The options of `specbench run`, made from the fields of RunConfig."""
+"""The options of a command, made from the fields of its configuration."""
 
 import inspect
 import types
@@ -13,6 +13,8 @@ from specbench.config import RunConfig
 
 # Options that may be repeated and that take lists such as "aime25,codeelo".
 LISTS = ("method", "dataset")
+# Options that take a list of numbers such as "0.05,0.1".
+NUMBERS = ("ratios", "gammas")
 # Options that may be repeated and whose values are taken whole.
 REPEATED = ("vllm_arg",)
 
@@ -20,8 +22,8 @@ REPEATED = ("vllm_arg",)
 _VALUES = {bool: None, int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
 
-def run_parameters() -> list[inspect.Parameter]:
-    """A keyword parameter for each field of RunConfig, as typer reads them.
+def run_parameters(config: type[RunConfig] = RunConfig) -> list[inspect.Parameter]:
+    """A keyword parameter for each field of `config`, as typer reads them.
 
     The values default to None, which stands for "not given", so that a configuration file is
     overridden by what was typed and nothing else. Everything but a flag stays text here.
@@ -33,13 +35,15 @@ def run_parameters() -> list[inspect.Parameter]:
             default=None,
             annotation=_annotation(name, field),
         )
-        for name, field in RunConfig.model_fields.items()
+        for name, field in config.model_fields.items()
     ]
 
 
 def split_lists(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the repeatable options split at commas, doubles dropped."""
-    return values | {name: split_list(values[name]) for name in LISTS if values.get(name)}
+    """`values` with the options that take lists split at commas, doubles dropped."""
+    values = values | {name: split_list(values[name]) for name in LISTS if values.get(name)}
+    given = [name for name in NUMBERS if values.get(name) is not None]
+    return values | {name: split_list([values[name]]) for name in given}
 
 
 def split_list(given: Iterable[str]) -> tuple[str, ...]:
@@ -68,6 +72,8 @@ def _annotation(name: str, field: FieldInfo) -> Any:
     if name in LISTS:
         kind, metavar = list[str], "NAME[,NAME]"
         help_text += " May be repeated."
+    if name in NUMBERS:
+        metavar = f"{metavar}[,{metavar}]"
     if name in REPEATED:
         kind, metavar = list[str], "KEY=VALUE"
         help_text += " May be repeated."

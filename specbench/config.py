@@ -1,10 +1,18 @@
 """What a run is asked to do: one frozen object, one source of defaults, YAML under command line."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
 
 from specbench.errors import UsageError
 from specbench.registry import unknown
@@ -12,6 +20,9 @@ from specbench.registry import unknown
 Score = Literal["logit", "weight", "random"]
 Queries = Literal["first+last", "last", "all"]
 Share = Literal["head", "layer"]
+Goal = Literal["throughput", "tpot"]
+Ratio = Annotated[float, Field(gt=0, le=1)]
+Gamma = Annotated[int, Field(ge=0, le=64)]
 
 
 class RunConfig(BaseModel):
@@ -112,6 +123,35 @@ class RunConfig(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
+class TuneConfig(RunConfig):
+    """The options of `specbench tune`: those of a run, and what the search may do."""
+
+    ratios: tuple[Ratio, ...] | None = Field(
+        None, min_length=1, description="Values of kept_ratio to measure, all of them."
+    )
+    gammas: tuple[Gamma, ...] | None = Field(
+        None, min_length=1, description="Values of gamma to measure, all of them; 0 is added."
+    )
+    objective: Goal = Field("throughput", description="What to make best.")
+    held_out: PositiveInt | None = Field(
+        None, description="Prompts of the final figure, beside those of --num-prompts."
+    )
+    budget_minutes: PositiveFloat | None = Field(
+        None, description="Minutes of trials, after which the best so far is the choice."
+    )
+    storage: str | None = Field(
+        None, description="URL of an Optuna database, or path of a journal file."
+    )
+    workers: PositiveInt = Field(
+        1, description="Processes that share the trials: a GPU each, or a share of the threads."
+    )
+    study: str | None = Field(None, min_length=1, description="Name of the study in the storage.")
+
+    def run_config(self) -> RunConfig:
+        """The options that a run has too."""
+        return RunConfig(**{name: getattr(self, name) for name in RunConfig.model_fields})
+
+
 METHOD_FIELDS = (
     "variant",
     "gamma",
@@ -133,11 +173,23 @@ METHOD_FIELDS = (
 )
 
 
+C = TypeVar("C", bound=RunConfig)
+# Names that may stand alone in a YAML file, and lists that keep each value once.
+_LISTS = ("method", "dataset", "vllm_arg", "ratios", "gammas")
+
+
 def build_config(values: dict[str, Any], file: Path | None = None) -> RunConfig:
+    """The configuration of a run; see `build`."""
+    return build(RunConfig, values, file)
+
+
+def build(kind: type[C], values: dict[str, Any], file: Path | None = None) -> C:
     """The configuration from a YAML file, if any, overridden by `values`.
 
     Parameters
     ----------
+    kind : type
+        RunConfig or TuneConfig.
     values : dict
         Options given on the command line; `None` means not given.
     file : Path, optional
@@ -150,17 +202,17 @@ def build_config(values: dict[str, Any], file: Path | None = None) -> RunConfig:
     """
     merged = read_yaml(file) if file else {}
     merged |= {key: value for key, value in values.items() if value is not None}
-    known = list(RunConfig.model_fields)
+    known = list(kind.model_fields)
     for key in merged:
         if key not in known:
             raise unknown("option", key, known)
-    for key in ("method", "dataset", "vllm_arg"):
-        if isinstance(merged.get(key), str):
+    for key in _LISTS:
+        if isinstance(merged.get(key), str | int | float):
             merged[key] = (merged[key],)
         if isinstance(merged.get(key), list | tuple):
             merged[key] = tuple(dict.fromkeys(merged[key]))
     try:
-        return RunConfig(**merged)
+        return kind(**merged)
     except ValidationError as error:
         raise UsageError(_explain(error)) from error
 

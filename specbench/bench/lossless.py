@@ -64,9 +64,9 @@ class Judge:
         self.config = config
         self.engine = engine
         self.store = store
-        self.exact = config.device == "cpu" and config.dtype in ("float32", "float64")
+        self.exact = is_exact(config)
         self._outputs = {r.key: r for r in store.load_requests()}
-        self._forced: dict[tuple[tuple[int, ...], tuple[int, ...]], Margins] = {}
+        self._force = Forced(engine)
 
     def run(self, arms: list[Arm], workloads: list[Workload]) -> None:
         """Append the verdicts that are not on record yet."""
@@ -118,7 +118,7 @@ class Judge:
         self, pairs: list[tuple[Request, RequestRecord, RequestRecord]]
     ) -> Iterator[LosslessRecord]:
         control = [self._force(request.token_ids, base.output_ids) for request, _, base in pairs]
-        threshold = self._threshold(control)
+        threshold = self._force.threshold(control)
         for (request, ours, base), base_margins in zip(pairs, control, strict=True):
             at = first_divergence(ours.output_ids, base.output_ids)
             margins = base_margins
@@ -128,7 +128,7 @@ class Judge:
             yield _verdict(
                 ours,
                 "teacher-forced",
-                lossless=worst <= threshold and self._complete(request, ours.output_ids),
+                lossless=worst <= threshold and self._force.complete(request, ours.output_ids),
                 identical=at is None,
                 first_divergence=at,
                 top2_margin=None if at is None else margins.top2[min(at, len(margins.top2) - 1)],
@@ -136,25 +136,42 @@ class Judge:
                 threshold=threshold,
             )
 
-    def _threshold(self, control: list[Margins]) -> float:
+
+class Forced:
+    """Margins of outputs under teacher forcing, computed once for equal outputs.
+
+    Greedy repeats and all arms share the baseline's.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], Margins] = {}
+
+    def __call__(self, prompt: list[int], output: list[int]) -> Margins:
+        """What the target says of `output` after `prompt`."""
+        key = tuple(prompt), tuple(output)
+        if key not in self._known:
+            self._known[key] = teacher_force(self.engine, prompt, output)
+        return self._known[key]
+
+    def threshold(self, control: list[Margins]) -> float:
+        """How far a token may lie below the maximum, from the baseline's own margins."""
         noise = max((max(margins.below) for margins in control), default=0.0)
         largest = max((margins.largest for margins in control), default=0.0)
         ulp = largest * torch.finfo(self.engine.dtype).eps
         return min(max(CONTROL_FACTOR * noise, FLOOR_ULPS * ulp), CEILING_ULPS * ulp)
 
-    def _complete(self, request: Request, output: list[int]) -> bool:
+    def complete(self, request: Request, output: list[int]) -> bool:
         """Whether an output ends where it must: at its first EOS or at the length limit."""
         ends = [place for place, token in enumerate(output) if token in self.engine.eos]
         if ends:
             return ends[0] == len(output) - 1
         return len(output) == request.max_new_tokens
 
-    def _force(self, prompt: list[int], output: list[int]) -> Margins:
-        """Once for equal outputs: greedy repeats and all arms share the baseline's."""
-        key = tuple(prompt), tuple(output)
-        if key not in self._forced:
-            self._forced[key] = teacher_force(self.engine, prompt, output)
-        return self._forced[key]
+
+def is_exact(config: RunConfig) -> bool:
+    """Whether outputs must be equal token by token: nothing but rounding could part them."""
+    return config.device == "cpu" and config.dtype in ("float32", "float64")
 
 
 def teacher_force(engine: Engine, prompt: list[int], output: list[int]) -> Margins:

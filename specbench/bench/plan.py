@@ -67,8 +67,14 @@ class Plan:
     dtype: "torch.dtype"
 
 
-def make_plan(config: RunConfig) -> Plan:
+def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
     """Choose what the user left open and refuse what cannot run.
+
+    Parameters
+    ----------
+    config : RunConfig
+    arms : list of Arm, optional
+        By default those that `config` asks for.
 
     Raises
     ------
@@ -81,7 +87,7 @@ def make_plan(config: RunConfig) -> Plan:
     from specbench.engine.tokenizer import load_tokenizer
 
     config, choices = resolve_machine(config)
-    arms = build_arms(config)
+    arms = build_arms(config) if arms is None else arms
     if "all" in config.method and not any(arm.method.name == VLLM for arm in arms):
         choices.append("vllm: left out of 'all', not installed here; --vllm-python names another")
     spec = str(config.model)

@@ -53,20 +53,44 @@ def run_benchmark(config: RunConfig, *, console: "Console", argv: Sequence[str])
     """
     import torch
 
-    from specbench.engine.loader import describe_model
-
     began = time.perf_counter()
     folder = _output_folder(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     plan = make_plan(config)
+    say_choices(plan, console)
+    return run_plan(plan, EngineHost(plan), folder, console=console, argv=argv, began=began)
+
+
+def run_plan(
+    plan: Plan,
+    host: EngineHost,
+    folder: Path,
+    *,
+    console: "Console",
+    argv: Sequence[str],
+    began: float,
+) -> int:
+    """Run a plan into `folder` and report; see `run_benchmark`.
+
+    Parameters
+    ----------
+    plan : Plan
+    host : EngineHost
+        May have its engine loaded already.
+    folder : Path
+        New, or that of the run to resume.
+    console : Console
+    argv : sequence of str
+    began : float
+        `time.perf_counter` at the start, for the seconds that are printed.
+    """
+    from specbench.engine.loader import describe_model
+
     config = plan.config
-    for line in (*plan.choices, *_memory_lines(plan)):
-        console.print(line, style="dim", markup=False, highlight=False)
     model = describe_model(
         str(config.model), config.model_revision, config.rope_scaling, config.seed
     )
-    host = EngineHost(plan)
     if plan.memory is not None:
         host.engine  # noqa: B018 - what cannot be loaded is refused before a record is written
     open_store = RunStore.resume if config.resume else RunStore.create
@@ -91,6 +115,12 @@ def run_benchmark(config: RunConfig, *, console: "Console", argv: Sequence[str])
             f"losslessness could not be checked: {failure}; --resume checks what is missing"
         )
     return summary.exit_status
+
+
+def say_choices(plan: Plan, console: "Console") -> None:
+    """Print what was chosen for the user, and the memory that it takes."""
+    for line in (*plan.choices, *_memory_lines(plan)):
+        console.print(line, style="dim", markup=False, highlight=False)
 
 
 def _memory_lines(plan: Plan) -> list[str]:

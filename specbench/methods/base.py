@@ -36,6 +36,29 @@ class Capabilities:
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16", "float64")
 
 
+@dataclass(frozen=True)
+class Tunable:
+    """What `specbench tune` may choose of a method, and where it looks by default.
+
+    Attributes
+    ----------
+    budget : str or None
+        The setting that says how much KV a draft reads; None for a method without one.
+    ratios : tuple of float
+        Values of `budget`, ascending.
+    gammas : tuple of int
+        Values of gamma above 0, ascending; empty for a method whose gamma is fixed.
+    probe_gamma : int or None
+        The gamma at which ratios are compared by acceptance length: long enough to tell them
+        apart.
+    """
+
+    budget: str | None = None
+    ratios: tuple[float, ...] = ()
+    gammas: tuple[int, ...] = ()
+    probe_gamma: int | None = None
+
+
 @dataclass
 class Draft:
     """A chain of drafts for each running request.
@@ -66,6 +89,7 @@ class Method(ABC):
     lossless: ClassVar[bool] = True
     capabilities: ClassVar[Capabilities] = Capabilities()
     parameters_type: ClassVar[type[Parameters]] = Parameters
+    tunable: ClassVar[Tunable] = Tunable()
 
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
@@ -125,6 +149,10 @@ class EngineMethod(Method):
         `dtype` is the KV cache's.
         """
         return 0
+
+    def entries_read(self, length: int) -> int:
+        """KV entries that a draft reads of a prefix of `length`; settings that agree are equal."""
+        return length
 
     def bind(self, engine: "Engine") -> None:
         """Allocate what the method needs for the engine's rows, layers and lengths."""

@@ -86,7 +86,7 @@ def write_reports(folder: Path) -> Summary:
     }
     contents |= {f"{name}.png": png for name, png in draw_plots(summary.run, summary.rows).items()}
     for name, content in contents.items():
-        summary.files.append(_replace(folder / name, content))
+        summary.files.append(write_file(folder / name, content))
     return summary
 
 
@@ -98,7 +98,8 @@ def exit_status(groups: list[Group]) -> int:
     return 0 if all(status is Status.PASSED for status in states) else 3
 
 
-def _replace(path: Path, content: bytes) -> Path:
+def write_file(path: Path, content: bytes) -> Path:
+    """Write `path` as a whole or not at all; DataError where it cannot be written."""
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_bytes(content)

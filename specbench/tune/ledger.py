@@ -1,0 +1,200 @@
+"""The trials of one step: an Optuna study, read and written through one small interface."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from specbench.tune.objective import Scored
+from specbench.tune.space import Setting, Space
+from specbench.tune.steps import Result, Step
+from specbench.tune.worker import Worker
+
+if TYPE_CHECKING:
+    import optuna
+
+ENDED = "WORKER_ENDED"
+DOUBLE = "DOUBLE"
+MOST_DEATHS = 2
+"""A setting during which workers died this often is left failed."""
+
+
+class _Given(BaseSampler):
+    """Hands the next trial the setting that was decided for it."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, BaseDistribution]:
+        return {}
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(
+        self, study: Any, trial: Any, param_name: str, param_distribution: Any
+    ) -> Any:
+        return self.values[param_name]
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A trial as the table and the plots show it; None is unknown."""
+
+    step: int
+    trial: int
+    setting: Setting
+    status: str
+    value: float | None
+    noise: float | None
+    acceptance_length: float | None
+    throughput: float | None
+    tpot_ms: float | None
+    passes: int | None
+    seconds: float | None
+    reason: str | None
+
+
+class Ledger:
+    """The trials of one step.
+
+    Parameters
+    ----------
+    study : optuna.Study
+    step : Step
+    space : Space
+    """
+
+    def __init__(self, study: "optuna.Study", step: Step, space: Space) -> None:
+        self.study = study
+        self.step = step
+        self._budget = space.budget or "budget"
+        self._distributions: dict[str, BaseDistribution] = {}
+        if space.ratios:
+            low, high = float(space.ratios[0]), float(space.ratios[-1])
+            self._distributions[self._budget] = FloatDistribution(low, high, log=True)
+        if space.gammas:
+            self._distributions["gamma"] = IntDistribution(0, space.gammas[-1])
+        self._sampler = _Given()
+        study.sampler = self._sampler
+
+    def results(self) -> list[Result]:
+        """What ended: trials with a value, and those that failed by their own doing."""
+        found = []
+        deaths: dict[Any, int] = {}
+        for trial in self._trials():
+            setting = self._setting(trial)
+            if trial.state is TrialState.COMPLETE:
+                facts = trial.user_attrs
+                histograms = tuple(tuple(counts) for counts in facts["histograms"])
+                found.append(Result(setting, facts["merit"], facts["noise"], histograms))
+            elif trial.state is TrialState.FAIL and trial.user_attrs.get("status") != DOUBLE:
+                if trial.user_attrs.get("status") == ENDED:
+                    deaths[setting.key] = deaths.get(setting.key, 0) + 1
+                    if deaths[setting.key] < MOST_DEATHS:
+                        continue
+                found.append(Result(setting, None))
+        return found
+
+    def running(self) -> set[Any]:
+        """Keys of the settings that some worker is measuring."""
+        return {self._setting(t).key for t in self._trials() if t.state is TrialState.RUNNING}
+
+    def rows(self) -> list[TrialRow]:
+        """Every trial that has a setting."""
+        return [self._row(trial) for trial in self._trials()]
+
+    def seconds(self) -> float:
+        """Time spent on trials that ended."""
+        return sum(row.seconds or 0.0 for row in self.rows())
+
+    def begin(self, setting: Setting, worker: Worker) -> "optuna.Trial | None":
+        """Start a trial of `setting`; None where another worker was faster."""
+        self._sampler.values = {self._budget: setting.ratio, "gamma": setting.gamma}
+        trial = self.study.ask(self._distributions)
+        trial.set_user_attr("worker", worker.describe())
+        self.beat(trial)
+        rivals = [
+            other.number
+            for other in self._trials()
+            if other.state is TrialState.RUNNING and self._setting(other).key == setting.key
+        ]
+        if min(rivals) < trial.number:
+            self.fail(trial, DOUBLE, "another worker measures the same setting", 0.0)
+            return None
+        return trial
+
+    def beat(self, trial: "optuna.Trial") -> None:
+        """Show that the trial's worker is alive."""
+        trial.set_user_attr("beat", time.time())
+
+    def complete(self, trial: "optuna.Trial", scored: Scored, value: float, seconds: float) -> None:
+        """Record what a trial yielded; `value` is in the study's unit."""
+        facts = {
+            "merit": scored.merit,
+            "noise": scored.noise,
+            "acceptance_length": scored.samples[0].acceptance_length,
+            "output_throughput": scored.throughput,
+            "mean_tpot_ms": scored.tpot_ms,
+            "passes": len(scored.samples),
+            "histograms": scored.samples[0].histograms,
+            "seconds": seconds,
+        }
+        for name, fact in facts.items():
+            trial.set_user_attr(name, fact)
+        self.study.tell(trial, value)
+
+    def fail(self, trial: "optuna.Trial", status: str, reason: str, seconds: float) -> None:
+        """Record why a trial has no value."""
+        for name, fact in (("status", status), ("reason", reason), ("seconds", seconds)):
+            trial.set_user_attr(name, fact)
+        self.study.tell(trial, state=TrialState.FAIL)
+
+    def fail_stale(self, worker: Worker) -> int:
+        """Fail what dead workers left running; how many trials that were."""
+        stale = [
+            trial
+            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            if not worker.sees_alive(
+                trial.user_attrs.get("worker"), trial.user_attrs.get("beat"), trial.datetime_start
+            )
+        ]
+        storage = self.study._storage
+        for trial in stale:
+            storage.set_trial_user_attr(trial._trial_id, "status", ENDED)
+            storage.set_trial_user_attr(
+                trial._trial_id, "reason", "its worker ended before it; measured again"
+            )
+            self.study.tell(trial.number, state=TrialState.FAIL)
+        return len(stale)
+
+    def _trials(self) -> Sequence[FrozenTrial]:
+        trials = self.study.get_trials(deepcopy=False)
+        return [trial for trial in trials if len(trial.params) == len(self._distributions)]
+
+    def _setting(self, trial: FrozenTrial) -> Setting:
+        return Setting(trial.params.get(self._budget), trial.params.get("gamma"))
+
+    def _row(self, trial: FrozenTrial) -> TrialRow:
+        facts = trial.user_attrs
+        ended = trial.state in (TrialState.COMPLETE, TrialState.FAIL)
+        return TrialRow(
+            step=self.step.number,
+            trial=trial.number,
+            setting=self._setting(trial),
+            status=facts.get("status", "FAILED" if ended else "RUNNING")
+            if trial.state is not TrialState.COMPLETE
+            else "PASSED",
+            value=trial.value if trial.state is TrialState.COMPLETE else None,
+            noise=facts.get("noise"),
+            acceptance_length=facts.get("acceptance_length"),
+            throughput=facts.get("output_throughput"),
+            tpot_ms=facts.get("mean_tpot_ms"),
+            passes=facts.get("passes"),
+            seconds=facts.get("seconds"),
+            reason=facts.get("reason"),
+        )

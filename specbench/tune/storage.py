@@ -1,0 +1,147 @@
+"""Where the studies live: a journal file, or any database that Optuna can use."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import optuna
+from optuna.exceptions import DuplicatedStudyError, StorageInternalError
+
+from specbench.bench.redact import redact_text
+from specbench.errors import DataError, UsageError
+from specbench.results.identity import differences
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
+
+JOURNAL = "study.journal"
+IDENTITY = "specbench"
+_WAIT_S = {"sqlite": {"timeout": 60}, "postgresql": {"connect_timeout": 10}}
+
+
+def open_storage(location: str | None, folder: Path) -> "tuple[BaseStorage, str]":
+    """The storage and its name for messages, without a password.
+
+    Parameters
+    ----------
+    location : str, optional
+        A URL (``://``), or the path of a journal file; a journal in `folder` by default.
+    folder : Path
+        The output folder.
+
+    Raises
+    ------
+    UsageError
+        No valid URL, a driver that is not installed, a file that is no journal.
+    DataError
+        A storage that cannot be reached, is locked or was written by another Optuna.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if location is None or "://" not in location:
+        from specbench.tune.journal import LockedJournal
+
+        path = Path(location) if location else folder / JOURNAL
+        with storage_errors(str(path)):
+            return optuna.storages.JournalStorage(LockedJournal(path)), str(path)
+    name = redact_text(location)
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+    dialect = location.partition(":")[0].partition("+")[0]
+    options = {"connect_args": _WAIT_S.get(dialect, {}), "pool_pre_ping": True}
+    try:
+        with storage_errors(name):
+            return optuna.storages.RDBStorage(location, engine_kwargs=options), name
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise UsageError(f"--storage {name}: no URL of a database: {_first(error)}") from error
+    except ImportError as error:
+        raise UsageError(
+            f"--storage {name}: its driver is not installed ({_first(error)}); install it, or "
+            "name an installed one, as in postgresql+psycopg://"
+        ) from error
+
+
+@contextmanager
+def storage_errors(name: str) -> Iterator[None]:
+    """Turn what a storage raises into one message that names it."""
+    from sqlalchemy.exc import DBAPIError
+
+    try:
+        yield
+    except (StorageInternalError, DBAPIError) as error:
+        cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+        reason = _first(getattr(cause, "orig", None) or cause or error)
+        raise DataError(
+            f"the storage {redact_text(name)} cannot be used: {redact_text(reason)}; what it holds "
+            "is unharmed, and --resume continues"
+        ) from error
+    except (json.JSONDecodeError, KeyError) as error:
+        raise DataError(f"the journal {name} is damaged: {error!r}") from error
+    except RuntimeError as error:
+        if "schema" not in str(error) and "optuna" not in str(error):
+            raise
+        raise DataError(f"the storage {name} is of another Optuna: {_first(error)}") from error
+
+
+def check_study(
+    storage: "BaseStorage", name: str, identity: dict[str, Any], resume: bool, where: str
+) -> None:
+    """Refuse to mix two tunings before anything is written.
+
+    Raises
+    ------
+    UsageError
+        A study of that name is there and `resume` is not asked for, or it was started with another
+        space, model, prompts or batch (each difference is named), or there is nothing to resume.
+    """
+    found = [s for s in storage.get_all_studies() if s.study_name.startswith(f"{name}/")]
+    if not found:
+        if resume:
+            raise UsageError(f"nothing to resume: {where} holds no study {name!r}")
+        return
+    for study in found:
+        stored = study.user_attrs.get(IDENTITY)
+        if stored is None:
+            raise UsageError(
+                f"{where} holds a study {study.study_name!r} that is not of specbench tune; "
+                "give another --study"
+            )
+        unlike = differences(stored, json.loads(json.dumps(identity)))
+        if unlike:
+            raise UsageError(
+                f"{where} holds a study {name!r} that was started differently "
+                f"({'; '.join(unlike)}); repeat its options, or give another --study"
+            )
+    if not resume:
+        raise UsageError(
+            f"{where} already holds the study {name!r}; --resume continues it, "
+            "--study names another one"
+        )
+
+
+def stored_identity(storage: "BaseStorage", name: str) -> dict[str, Any] | None:
+    """What `check_study` would compare with; None where there is no such study."""
+    for study in storage.get_all_studies():
+        if study.study_name.startswith(f"{name}/") and IDENTITY in study.user_attrs:
+            return dict(study.user_attrs[IDENTITY])
+    return None
+
+
+def open_study(
+    storage: "BaseStorage",
+    name: str,
+    direction: Literal["minimize", "maximize"],
+    identity: dict[str, Any],
+) -> optuna.Study:
+    """The study of one step, made where it is missing."""
+    try:
+        study = optuna.create_study(storage=storage, study_name=name, direction=direction)
+    except DuplicatedStudyError:
+        return optuna.load_study(storage=storage, study_name=name)
+    study.set_user_attr(IDENTITY, identity)
+    return study
+
+
+def _first(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
