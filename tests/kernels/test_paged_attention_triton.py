@@ -246,7 +246,7 @@ def test_scores_of_16_bit_types(score: Literal["logit", "weight"], dtype: torch.
     tail = kv.block_table, lens(100, 41), lens(9, 4), lens(92, 38), SCALE, Collect(score)
     kernels.collect_scores(q, kv.k_cache, *tail, scores)
     reference.collect_scores(q.double(), kv.k_cache.double(), *tail, expected)
-    near = 2e-5 if score == "logit" else 2**-8
+    near = 1e-4 if score == "logit" else 2**-8
     torch.testing.assert_close(scores.double(), expected, rtol=near, atol=near)
 
 
