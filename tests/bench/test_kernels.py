@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from specbench.bench.kernels import check as gate
 from specbench.bench.kernels.cases import CASES, Case, find_cases
 from specbench.bench.kernels.run import COLUMNS, FILE, run_kernels
+from specbench.bench.kernels.workloads import build
 from specbench.cli import main
 from specbench.errors import NumericalError, UsageError
 
@@ -78,3 +79,16 @@ def test_measured_and_written(tmp_path: Path) -> None:
     assert len(table) == 6
     assert (table["ours_us"] > 0).all()
     assert (tmp_path / "environment.json").is_file()
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_what_is_timed_can_be_called(case: Case) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    work = build(case, None, device)
+    assert set(work.calls) == (
+        {"ours", "collecting", "one_pass"} if case.op == "verify" else {"ours"}
+    )
+    for calls in work.calls.values():
+        for call in calls:
+            call()
+    assert work.nbytes > 0

@@ -9,7 +9,7 @@ from specbench.bench.kernels.cases import Case, find_cases
 from specbench.bench.kernels.check import check
 from specbench.bench.kernels.peers import Peer, find_peer
 from specbench.bench.kernels.timing import copy_bandwidth, side_by_side
-from specbench.bench.kernels.workloads import COLLECTING, OURS, PEER, build
+from specbench.bench.kernels.workloads import COLLECTING, ONE_PASS, OURS, PEER, build
 from specbench.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -20,10 +20,13 @@ COLUMNS = (
     "repeat",
     "ours_us",
     "collecting_us",
+    "one_pass_us",
     "peer_us",
     "peer",
     "speed_over_peer",
+    "one_pass_speed_over_peer",
     "collect_share",
+    "one_pass_share",
     "nbytes",
     "bytes_per_s",
     "copy_bytes_per_s",
@@ -90,8 +93,9 @@ def _measure(
     times = side_by_side(work.calls, repeats)
     rows = []
     for repeat in range(repeats):
-        ours, collecting, other = (
-            times[name][repeat] if name in times else None for name in (OURS, COLLECTING, PEER)
+        ours, collecting, one_pass, other = (
+            times[name][repeat] if name in times else None
+            for name in (OURS, COLLECTING, ONE_PASS, PEER)
         )
         assert ours is not None
         shown = ours if collecting is None else collecting
@@ -100,11 +104,14 @@ def _measure(
                 "case": case.name,
                 "repeat": repeat,
                 "ours_us": 1e6 * ours,
-                "collecting_us": None if collecting is None else 1e6 * collecting,
-                "peer_us": None if other is None else 1e6 * other,
+                "collecting_us": _micro(collecting),
+                "one_pass_us": _micro(one_pass),
+                "peer_us": _micro(other),
                 "peer": peer.name if peer and other is not None else None,
-                "speed_over_peer": None if other is None else other / shown,
+                "speed_over_peer": _ratio(other, shown),
+                "one_pass_speed_over_peer": _ratio(other, one_pass),
                 "collect_share": None if collecting is None else 1 - ours / collecting,
+                "one_pass_share": None if one_pass is None else 1 - ours / one_pass,
                 "nbytes": work.nbytes,
                 "bytes_per_s": work.nbytes / shown,
                 "copy_bytes_per_s": copies[repeat],
@@ -113,6 +120,14 @@ def _measure(
             }
         )
     return rows
+
+
+def _micro(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e6 * seconds
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or whole is None else part / whole
 
 
 def _line(case: Case, rows: list[dict[str, Any]]) -> str:
@@ -125,8 +140,10 @@ def _line(case: Case, rows: list[dict[str, Any]]) -> str:
     parts = [f"{case.name:<20} {middle('ours_us'):9.1f} us"]
     for name, form, label in (
         ("collecting_us", "9.1f", "collecting, us"),
+        ("one_pass_us", "9.1f", "in one pass, us"),
         ("peer_us", "9.1f", "peer, us"),
         ("speed_over_peer", "5.2f", "times the peer's speed"),
+        ("one_pass_speed_over_peer", "5.2f", "in one pass"),
         ("collect_share", "6.1%", "for collecting"),
     ):
         value = middle(name)

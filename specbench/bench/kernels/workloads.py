@@ -8,7 +8,7 @@ from specbench.bench.kernels.inputs import pool, randn, selected
 from specbench.bench.kernels.peers import Peer
 from specbench.bench.kernels.timing import Call
 
-OURS, COLLECTING, PEER = "ours", "collecting", "peer"
+OURS, COLLECTING, ONE_PASS, PEER = "ours", "collecting", "one_pass", "peer"
 _CACHES = 4  # pools together are this many times the L2 cache, so that none is found in it
 
 
@@ -52,20 +52,26 @@ def _verify(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
     out = torch.empty_like(q)
     scale = case.dim**-0.5
 
-    def attention(collect: Collect | None) -> PagedAttention:
+    def attention(collect: Collect | None, one_pass: bool = False) -> PagedAttention:
         return PagedAttention(
             *(case.batch, case.rows, case.heads, case.kv_heads, case.dim),
             case.context,
             q.dtype,
             device,
             collect,
+            one_pass,
         )
 
-    plain, collecting = attention(None), attention(Collect())
+    collect = Collect()
+    plain, collecting, normed = attention(None), attention(collect), attention(collect, True)
+    # of the first and the last row, as the verification before left them
+    chosen = collect.rows(case.rows)
+    norm = torch.zeros(case.batch, len(chosen), case.heads, device=device)
     common = q, keys, values, table, kv_lens, q_lens, scale
     calls: dict[str, Call] = {
         OURS: lambda: plain(*common, out=out),
         COLLECTING: lambda: collecting(*common, out=out, ranked=ranked, scores=scores),
+        ONE_PASS: lambda: normed(*common, out=out, ranked=ranked, scores=scores, norm=norm),
     }
     if peer is not None:
         calls[PEER] = lambda: peer.attend(q, keys, values, table, kv_lens, case.context, True)

@@ -18,15 +18,18 @@ MAX_COLUMNS = 512
 
 
 class PagedAttention:
-    """Paged attention of one shape with its workspace: made once, called layer after layer.
+    """Paged attention and the memory that its kernels share: made once, called layer after layer.
 
-    A call launches one to three kernels, whose grids depend on the constructor's arguments alone,
-    so that it can be captured in a CUDA graph. Calls share the workspace: one stream at a time.
+    A call launches one to three kernels, whose grids depend on shapes and on the constructor's
+    arguments alone, so that it can be captured in a CUDA graph. Calls take turns with the
+    workspace: one stream at a time.
 
     Parameters
     ----------
-    rows, queries, heads, kv_heads, head_dim : int
-        R, Q, H, Hkv and D of the tensors that calls take.
+    rows, queries : int
+        Most requests and most query rows of a call, R and Q.
+    heads, kv_heads, head_dim : int
+        H, Hkv and D.
     max_len : int
         Longest context of a request.
     dtype : torch.dtype
@@ -157,7 +160,7 @@ class PagedAttention:
         voted = None
         if kept.votes:
             voted = scores if kept.head_scores is None else kept.head_scores
-        rows, queries, _, head_dim = self.shape
+        rows, queries, _, head_dim = q.shape
         launch = self.launch
         slots = kept.rows * self.group
         merge_m = power_of_2(self.tile_rows) if self.fused else 1
@@ -249,10 +252,14 @@ def check(
     norm: Tensor | None,
 ) -> None:
     """Raise ValueError for arguments that the kernels would read or write astray."""
-    rows, queries, heads, head_dim = attention.shape
+    most_rows, most_queries, heads, head_dim = attention.shape
     kv_heads, dtype, collect = attention.kv_heads, attention.dtype, attention.collect
-    if q.shape != attention.shape:
-        raise ValueError(f"queries {list(q.shape)}: made for {list(attention.shape)}")
+    rows, queries = q.shape[:2]
+    if rows > most_rows or queries > most_queries or q.shape[2:] != (heads, head_dim):
+        raise ValueError(
+            f"queries {list(q.shape)}: made for up to {most_rows} requests of up to "
+            f"{most_queries} rows, [R, Q, {heads}, {head_dim}]"
+        )
     for cache in (k_cache, v_cache):
         if q.dtype != dtype or cache.dtype != dtype:
             raise ValueError(f"queries {q.dtype}, cache {cache.dtype}: made for {dtype}")
