@@ -99,6 +99,9 @@ def _contour(rows: Sequence[TrialRow], chosen: Setting, budget: str, caption: st
     xs = [float(ratio or 0) for ratio, _ in latest]
     ys = [float(gamma or 0) for _, gamma in latest]
     values = [value or 0.0 for value in latest.values()]
+    if not values:
+        axes.set_title("No trial has a throughput")
+        return _png(figure, caption)
     axes.set_xscale("log")
     if len(set(xs)) > 1 and len(set(ys)) > 1 and len(values) > 2:
         near = Triangulation([math.log(x) for x in xs], ys)  # neighbours as the log axis shows
@@ -111,7 +114,8 @@ def _contour(rows: Sequence[TrialRow], chosen: Setting, budget: str, caption: st
     if chosen.ratio and chosen.gamma is not None:
         axes.plot([chosen.ratio], [chosen.gamma], "*", color=_CHOICE, markersize=16)
     _plain_ticks(axes, xs)
-    axes.margins(0.06)
+    axes.set_xlim(min(xs) / 1.15, max(xs) * 1.3)  # room for the labels
+    axes.set_ylim(min(ys) - 0.4, max(ys) + 0.6)
     axes.set_xlabel(budget)
     axes.set_ylabel("gamma")
     axes.set_title("Decode throughput of all trials; the star is the choice")

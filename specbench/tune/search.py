@@ -57,17 +57,19 @@ def ascend(
     """Ratios still to be measured for the plateau, the first one first.
 
     The largest comes first, since it shows how high the acceptance length may rise; then upwards
-    from the smallest, until two in a row are on the plateau: one alone may be luck.
+    from the smallest, until two in a row are on the plateau: one alone may be luck. What follows
+    the first one is for other workers.
     """
     left = [ratio for ratio in ratios if ratio not in failed]
-    if left and left[-1] not in measured:
-        return [left[-1]]
+    untried = [ratio for ratio in left if ratio not in measured]
+    if left and left[-1] in untried:
+        return [left[-1], *untried[:-1]]
     level = on_plateau(measured)
     row = 0
     for ratio in left:
-        if ratio not in measured:
-            return [ratio]
+        if ratio in untried:
+            return untried
         row = row + 1 if ratio in level else 0
         if row == 2:
-            return []
+            break
     return []

@@ -63,7 +63,7 @@ def test_the_ascent_starts_with_the_largest_and_ends_after_two_on_the_plateau() 
 
 
 def test_failed_ratios_are_passed_over() -> None:
-    assert ascend((0.1, 0.2, 0.4), {}, [0.4]) == [0.2]
+    assert ascend((0.1, 0.2, 0.4), {}, [0.4]) == [0.2, 0.1]
     assert ascend((0.1, 0.2), {}, [0.1, 0.2]) == []
 
 

@@ -141,16 +141,19 @@ def test_two_workers_do_not_measure_one_setting() -> None:
     assert second.results() == []
 
 
+WIDE: dict[str, Any] = {"sweep_ratios": True, "sweep_gammas": True}
+
+
 def _work(folder: Path, number: int, together: Any) -> None:
     together.wait(120)
     machine = CostModel(7)
 
     def slow(setting: Setting, repeat: int) -> Sample:
-        time.sleep(0.01)
+        time.sleep(0.03)
         return machine(setting, repeat)
 
     storage, _ = open_storage(None, folder)
-    tuned = tune(slow, vegas_space(), storage)
+    tuned = tune(slow, vegas_space(**WIDE), storage)
     (folder / f"choice{number}").write_text(str(tuned.choice))
 
 
@@ -172,7 +175,7 @@ def test_two_processes_and_a_reader_share_a_journal(tmp_path: Path) -> None:
     assert seen >= 1
     assert (tmp_path / "choice1").read_text() == (tmp_path / "choice2").read_text()
     storage, _ = open_storage(None, tmp_path)
-    tuned = tune(CostModel(7), vegas_space(), storage)
+    tuned = tune(CostModel(7), vegas_space(**WIDE), storage)
     keys = [r.setting.key for r in tuned.rows() if r.status == "PASSED" and r.step > 1]
     assert len(keys) == len(set(keys))
     hosts = {
