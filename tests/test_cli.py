@@ -1,10 +1,10 @@
 """The command line as a user meets it: help, listings, messages and exit statuses."""
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -34,13 +34,15 @@ def python(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_answers_in_half_a_second() -> None:
+    """Of the processor's time: on a busy machine the clock on the wall tells of others' work."""
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = python("-m", "specbench", "--help")
-        seconds.append(time.perf_counter() - start)
+        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
         assert done.returncode == 0
-        assert all(command in done.stdout for command in ("run", "ls", "doctor"))
+        assert all(command in done.stdout for command in ("run", "tune", "ls", "doctor"))
     assert statistics.median(seconds) < 0.5
 
 
