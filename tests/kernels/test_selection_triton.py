@@ -14,7 +14,7 @@ from tests.support.paged import randn
 pytest.importorskip("triton")
 
 from specbench.kernels.selection.triton import select
-from specbench.kernels.selection.workspace import Launch, SelectionWorkspace
+from specbench.kernels.selection.workspace import FEW, MANY, Launch, SelectionWorkspace
 
 # the greatest of nothing but NaN, which the kernel asks for and passes over
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice")
@@ -95,6 +95,13 @@ def test_equals_the_reference(length: int) -> None:
     width = max(1, length // 3)
     keep = [width, max(1, width // 2), width, width]
     check(run(scores, ranked, keep, width), scores, ranked, keep)
+
+
+@pytest.mark.parametrize("launch", [MANY, FEW])
+def test_the_launches_of_real_calls(launch: Launch) -> None:
+    scores = torch.softmax(3 * scores_of(7, 1, 2, 1, 40_000), dim=-1)
+    ranked, keep = [40_000, 9001], [2800, 700]
+    check(run(scores, ranked, keep, 2800, launch=launch), scores, ranked, keep)
 
 
 def test_layers_requests_and_sets() -> None:
@@ -232,19 +239,19 @@ def test_slots_through_the_block_table(page_size: int, index: torch.dtype) -> No
 
 
 def test_strided_scores_and_results() -> None:
-    scores = scores_of(11, 2, 4, 2, 301)[:, 1:3, :, 1:]
+    scores = scores_of(11, 2, 4, 2, 301).to(DEVICE)[:, 1:3, :, 1:]
     ranked, keep = [300, 150], [40, 12]
     out = torch.full((2, 5, 2, 44), -7, dtype=torch.int32, device=DEVICE)
     target = out[:, 2:4, :, :40]
     result = select(
-        scores.to(DEVICE) if DEVICE == "cuda" else scores,
+        scores,
         torch.tensor(ranked, device=DEVICE),
         torch.tensor(keep, device=DEVICE),
         40,
         workspace=poisoned(8, 300, 40),
         out=target,
     )
-    check(result.cpu().long(), scores, ranked, keep)
+    check(result.cpu().long(), scores.cpu(), ranked, keep)
     assert (out[:, [0, 1, 4]] == -7).all()
     assert (out[..., 40:] == -7).all()
 

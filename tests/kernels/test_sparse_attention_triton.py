@@ -16,7 +16,11 @@ from tests.support.sparse import choose
 pytest.importorskip("triton")
 
 from specbench.kernels.sparse_attention.triton import sparse_attention
-from specbench.kernels.sparse_attention.workspace import Launch, SparseAttentionWorkspace
+from specbench.kernels.sparse_attention.workspace import (
+    Launch,
+    SparseAttentionWorkspace,
+    default_launch,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = (1, 15, 16, 17, 63, 100)
@@ -249,11 +253,20 @@ def test_wide_groups() -> None:
     check(run(kv, q, selected, tail), q, kv, selected, tail)
 
 
+@pytest.mark.parametrize(("kv_heads", "group", "dim"), [(2, 4, 128), (1, 7, 64), (1, 2, 256)])
+def test_the_launches_of_real_calls(kv_heads: int, group: int, dim: int) -> None:
+    kv = on_device(paged((300, 700), kv_heads, dim, dtype=torch.bfloat16))
+    selected, tail, _ = choose(kv, kv_heads, width=400, tail_width=13)
+    q = randn(5, 2, 1, kv_heads * group, dim, dtype=torch.bfloat16) / dim**0.5
+    launch = default_launch(dim, torch.bfloat16)
+    check(run(kv, q, selected, tail, launch), q, kv, selected, tail)
+
+
 def test_strided_queries_and_lists() -> None:
     kv = on_device(paged((40, 63), dtype=torch.float32))
     selected, tail, _ = choose(kv, 2, width=33, tail_width=3)
-    everything = randn(5, 2, 1, 8, 8, dtype=torch.float32)
-    layers = torch.stack([torch.full_like(selected, 2**40), selected], dim=2)
+    everything = randn(5, 2, 1, 8, 8, dtype=torch.float32).to(DEVICE)
+    layers = torch.stack([torch.full_like(selected, 2**40), selected], dim=2).to(DEVICE)
     q = everything[:, :, 2:6]
     check(run(kv, q, layers[:, :, 1], tail), q, kv, selected, tail)
 
@@ -310,6 +323,7 @@ def test_any_shape(
         (lambda a: a.update(v_cache=a["v_cache"][:2]), "differ in shape"),
         (lambda a: a.update(q=a["q"][:, :, :5]), "multiple of 2 KV heads"),
         (lambda a: a.update(selected=a["selected"].expand(1, 3, -1)), "3 lists a request"),
+        (lambda a: a.update(counts=torch.ones(2, dtype=torch.int64)), "counts of shape"),
         (lambda a: a.update(workspace=poisoned(1, 2, 1, 8)), "the workspace holds"),
     ],
 )

@@ -62,7 +62,7 @@ MANY = Launch(
 )
 FEW = replace(MANY, warps=16, kept=32, programs_per_sm=1)
 # candidates are spread over columns, of which the fullest counts
-_SPREAD = 1.5
+_SPREAD = 2
 # where the interpreter stands in for a device
 _INTERPRETED_SMS = 4
 

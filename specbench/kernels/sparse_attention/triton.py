@@ -64,6 +64,10 @@ def sparse_attention(
     requests, _, heads, dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]
     _check(q, k_cache, v_cache, selected, tail)
+    if counts is not None and counts.shape not in (selected.shape[:1], selected.shape[:2]):
+        raise ValueError(
+            f"counts of shape {tuple(counts.shape)} for lists of shape {tuple(selected.shape)}"
+        )
     if workspace is None:
         workspace = SparseAttentionWorkspace(requests, heads, kv_heads, dim, q.dtype, q.device)
     if out is None:
