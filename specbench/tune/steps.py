@@ -4,6 +4,7 @@ Everything here is a function of the trials so far, so that a study that was int
 several processes share, goes on where it stands.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ class Result:
     histograms: tuple[tuple[int, ...], ...] = ()
 
 
-class Step:
+class Step(ABC):
     """One step of the tuning over the trials that it may look at.
 
     Attributes
@@ -58,13 +59,13 @@ class Step:
     def __init__(self, space: Space) -> None:
         self.space = space
 
+    @abstractmethod
     def wanted(self, results: Sequence[Result]) -> list[Setting]:
         """Settings worth measuring now, the best first; empty where the step is done."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chosen(self, results: Sequence[Result]) -> Setting | None:
         """The step's choice; None where nothing could be measured."""
-        raise NotImplementedError
 
 
 class PlateauStep(Step):
