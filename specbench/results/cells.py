@@ -58,6 +58,23 @@ class Cell:
         """The requests that figures are made of."""
         return [record for record in self.requests if record.index not in self.excluded]
 
+    def window(self, record: RequestRecord) -> tuple[float, float, int]:
+        """A request's part of the full steps: steps, their seconds, and its tokens in them.
+
+        Every request of a step bears 1/running of it.
+        """
+        count = seconds = 0.0
+        tokens = 0
+        times = record.times.steps
+        for step, running, committed in zip(
+            times.step_s, times.running, record.committed, strict=True
+        ):
+            if running == self.full_batch:
+                count += 1 / running
+                seconds += step / running
+                tokens += committed
+        return count, seconds, tokens
+
     @property
     def status(self) -> Status | None:
         """How the arm ended; None while passes are outstanding.

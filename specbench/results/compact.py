@@ -111,19 +111,9 @@ def _repeat(cell: Cell, repeat: int) -> Row:
 
 
 def _window(cell: Cell, records: list[RequestRecord]) -> tuple[float, float, int]:
-    """Full steps, their seconds and tokens; a request bears 1/running of each step."""
-    count = seconds = 0.0
-    tokens = 0
-    for record in records:
-        steps = record.times.steps
-        for step, running, committed in zip(
-            steps.step_s, steps.running, record.committed, strict=True
-        ):
-            if running == cell.full_batch:
-                count += 1 / running
-                seconds += step / running
-                tokens += committed
-    return count, seconds, tokens
+    """Full steps, their seconds and tokens, of all `records` together."""
+    parts = [cell.window(record) for record in records]
+    return sum(p[0] for p in parts), sum(p[1] for p in parts), sum(p[2] for p in parts)
 
 
 def _acceptance_length(cell: Cell, records: list[RequestRecord]) -> float | None:

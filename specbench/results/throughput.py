@@ -60,14 +60,8 @@ def _decode(cell: Cell) -> tuple[stats.Array, stats.Array]:
     tokens = np.zeros((cell.repeats, len(place)))
     seconds = np.zeros_like(tokens)
     for record in cell.healthy:
-        steps = record.times.steps
         where = record.repeat, place[record.index]
-        for step, running, committed in zip(
-            steps.step_s, steps.running, record.committed, strict=True
-        ):
-            if running == cell.full_batch:
-                tokens[where] += committed
-                seconds[where] += step / running
+        _, seconds[where], tokens[where] = cell.window(record)
     return tokens, seconds
 
 

@@ -1,5 +1,6 @@
 """MagicDec: the target drafts for itself over a KV of its own that is kept small."""
 
+from abc import abstractmethod
 from typing import ClassVar, Self
 
 import torch
@@ -23,9 +24,9 @@ class MagicDecParameters(Parameters):
     )
     min_tokens: int = Field(64, ge=1, description="Fewest KV entries of a kept_ratio.")
 
+    @abstractmethod
     def least(self) -> tuple[int, str]:
         """The smallest set that the variant can work with, and why."""
-        raise NotImplementedError
 
     @model_validator(mode="after")
     def _one_size_that_suffices(self) -> Self:
