@@ -269,6 +269,10 @@ class Engine:
         finally:
             self.release(0)
 
+    def within(self, positions: Tensor) -> Tensor:
+        """Positions that the tables have: masked rows may point past them, to no effect."""
+        return positions.clamp(0, self.max_len - 1)
+
     def next_tokens(
         self, tokens: Tensor, position: Tensor, attention: Attention, offset: int
     ) -> tuple[Tensor, Tensor | None]:
@@ -279,7 +283,7 @@ class Engine:
         tokens : Tensor
             int64 `[R]`.
         position : Tensor
-            int64 `[R, 1]`.
+            int64 `[R, 1]`, `within` the tables.
         attention : Attention
         offset : int
             The draft's place in the iteration; keys its random numbers.
@@ -291,7 +295,6 @@ class Engine:
         probs : Tensor or None
             `[R, V]`, the distribution that it was drawn from; None at temperature 0.
         """
-        position = self._within(position)
         if self.sampling.greedy:
             best, _ = self.compute.best(tokens[:, None], position, attention)
             return best[:, 0], None
@@ -356,7 +359,7 @@ class Engine:
             collector,
             self.phases,
         )
-        positions = self._within(positions)
+        positions = self.within(positions)
         if self.sampling.greedy:
             best, bad = self.compute.best(chunk, positions, attention)
             accepted, following = accept_greedy(best, draft, allowed)
@@ -373,10 +376,6 @@ class Engine:
                 self.compute.probabilities,
             )
         return accepted, following, (invalid(logits) & rows).any(1)
-
-    def _within(self, positions: Tensor) -> Tensor:
-        """Masked rows may point past the tables; what they compute is never read."""
-        return positions.clamp(0, self.max_len - 1)
 
     def _chunks(
         self, row: int, token_ids: list[int], method: EngineMethod | None
