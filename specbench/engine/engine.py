@@ -188,7 +188,9 @@ class Engine:
         key = torch.tensor([request], device=self.device)
         start = torch.full_like(key, len(token_ids) - 1)
         none = torch.zeros_like(key)
-        _, first = accept_chain(logits[:, None], None, none, self.sampling, key, start)
+        _, first = accept_chain(
+            logits[:, None], None, none, self.sampling, key, start, self.compute.probabilities
+        )
         token, bad = torch.stack([first, invalid(logits).long()]).flatten().tolist()
         if bad:
             self.release(row)
@@ -264,7 +266,9 @@ class Engine:
                 for at in range(first, end, _SCORED_ROWS):
                     stop = min(at + _SCORED_ROWS, end)
                     logits = self.compute.logits(hidden[0, at - begin : stop - begin])
-                    yield logits, following[at:stop]
+                    # a half type's differences are too coarse to judge by
+                    wide = torch.promote_types(logits.dtype, torch.float32)
+                    yield logits.to(wide), following[at:stop]
                 begin = end
         finally:
             self.release(0)
