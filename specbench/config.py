@@ -73,6 +73,15 @@ class RunConfig(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = Field(
         None, description="Type of weights and KV cache."
     )
+    attention_backend: Literal["auto", "triton", "flash-attn", "sdpa"] = Field(
+        "auto",
+        description="Kernels of the engine: Triton's on a CUDA device, FlashAttention for what it "
+        "does as well, or plain torch.",
+    )
+    graphs: bool = Field(True, description="One CUDA graph an iteration, where it can be had.")
+    allow_eager: bool = Field(
+        False, description="Compare arms of which some cannot run as a CUDA graph."
+    )
     threads: PositiveInt | None = Field(None, description="CPU threads of torch.")
     output: Path | None = Field(None, description="Folder for the records and reports.")
     resume: bool = Field(False, description="Continue the run in the output folder.")

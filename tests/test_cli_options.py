@@ -57,6 +57,8 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "rope_scaling": (["yarn:4"], "yarn:4"),
     "device": (["cpu"], "cpu"),
     "dtype": (["float64"], "float64"),
+    "attention_backend": (["sdpa"], "sdpa"),
+    "allow_eager": ([], True),
     "threads": (["2"], 2),
     "output": (["runs/a"], Path("runs/a")),
     "resume": ([], True),
@@ -78,7 +80,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "vllm_python": (["venv/bin/python"], Path("venv/bin/python")),
     "vllm_timeout": (["60"], 60),
 }
-NEGATED = ("baseline", "chat_template")
+NEGATED = ("baseline", "chat_template", "graphs")
 
 
 @pytest.mark.parametrize("name", list(RunConfig.model_fields))

@@ -81,6 +81,8 @@ class EngineHost:
                 max_new_tokens=max(r.max_new_tokens for w in plan.workloads for r in w.requests),
                 ignore_eos=config.ignore_eos,
                 prefill_chunk=config.prefill_chunk,
+                backend=config.attention_backend,
+                graphs=config.graphs,
             )
         except Exception as error:
             status, message = classify(error)

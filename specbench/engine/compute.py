@@ -1,6 +1,7 @@
 """How the engine's forwards are computed: in plain torch here, in fused kernels on a GPU."""
 
 from abc import ABC, abstractmethod
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -11,9 +12,10 @@ from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.sampling import Sampling, argmax, invalid, probabilities
 from specbench.errors import UsageError
+from specbench.kernels.flash_attention import find_peer
 from specbench.kernels.selection import reference as selection
 
-Kind = Literal["auto", "reference", "triton"]
+Backend = Literal["auto", "triton", "flash-attn", "sdpa"]
 
 
 class Compute(ABC):
@@ -21,14 +23,16 @@ class Compute(ABC):
 
     Attributes
     ----------
-    name : str
-        For the records.
     capturable : bool
         Whether a forward over `FullAttention` and `SparseAttention` can be part of a CUDA graph.
     """
 
-    name: str
     capturable: bool
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """For the records."""
 
     def __init__(self, model: Transformer, cache: KVCache) -> None:
         self.model = model
@@ -85,8 +89,12 @@ class Compute(ABC):
 class ReferenceCompute(Compute):
     """Plain torch on any device: the truth, and the CPU's path."""
 
-    name = "reference"
     capturable = False
+
+    @property
+    def name(self) -> str:
+        """For the records."""
+        return "reference"
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See `Compute`."""
@@ -109,26 +117,52 @@ class ReferenceCompute(Compute):
         out.copy_(slots_of_sets(batch.block_table[rows], best))
 
 
-def make_compute(kind: Kind, model: Transformer, cache: KVCache) -> Compute:
-    """The compute of that kind; `auto` takes Triton on a CUDA device, where it can.
+def uses_triton(backend: Backend, device: str, dtype: torch.dtype) -> bool:
+    """Whether the engine runs on the Triton kernels; `auto` does on a CUDA device, where it can.
 
     Raises
     ------
     UsageError
-        Triton is asked for without a CUDA device, without the package, or for float64.
+        They are asked for, but the package is missing, or for float64.
     """
-    from importlib.util import find_spec
-
-    device, dtype = cache.keys.device, cache.keys.dtype
-    if kind == "auto":
-        usable = device.type == "cuda" and dtype.itemsize <= 4 and find_spec("triton")
-        kind = "triton" if usable else "reference"
-    if kind == "reference":
-        return ReferenceCompute(model, cache)
-    if find_spec("triton") is None:
-        raise UsageError("the Triton kernels need the package: pip install triton")
+    there = find_spec("triton") is not None
+    if backend == "sdpa":
+        return False
+    if backend == "auto":
+        return device == "cuda" and dtype.itemsize <= 4 and there
+    if not there:
+        raise UsageError(f"--attention-backend {backend} needs Triton: pip install triton")
     if dtype == torch.float64:
-        raise UsageError("the Triton kernels compute in float32 at most; use the reference")
+        raise UsageError(
+            f"--attention-backend {backend}: the kernels compute in float32 at most, not float64; "
+            "use sdpa"
+        )
+    return True
+
+
+def make_compute(backend: Backend, model: Transformer, cache: KVCache) -> Compute:
+    """The compute of a backend.
+
+    ``triton`` takes the kernels of this project, ``flash-attn`` FlashAttention-3 for prefill and
+    for decoding without drafts, ``sdpa`` plain torch for all. ``auto`` is Triton on a CUDA device,
+    with FlashAttention for prefill where it is installed, and plain torch elsewhere.
+
+    Raises
+    ------
+    UsageError
+        See `uses_triton`; or FlashAttention-3 is asked for and not installed.
+    """
+    device, dtype = cache.keys.device, cache.keys.dtype
+    if not uses_triton(backend, device.type, dtype):
+        return ReferenceCompute(model, cache)
     from specbench.engine.triton_compute import TritonCompute
 
-    return TritonCompute(model, cache)
+    flash = None
+    if backend != "triton" and device.type == "cuda" and dtype.itemsize == 2:
+        flash = find_peer()
+    if backend == "flash-attn" and flash is None:
+        raise UsageError(
+            "--attention-backend flash-attn needs FlashAttention-3 (its package, or the one inside "
+            "vLLM), a CUDA device and a half type; leave the option out for Triton's kernels"
+        )
+    return TritonCompute(model, cache, flash=flash, flash_decode=backend == "flash-attn")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specbench.engine.acceptance import accept_chain, accept_greedy
 from specbench.engine.batch import Batch, slots_of
-from specbench.engine.compute import Kind, make_compute
+from specbench.engine.compute import Backend, make_compute
 from specbench.engine.forward import FullAttention, ScoreCollector
 from specbench.engine.graph import Outbox, capture
 from specbench.engine.kv_cache import KVCache, pages_for
@@ -66,7 +66,7 @@ class Engine:
         Decode to the length limit.
     prefill_chunk : int
         Prompt tokens a prefill forward.
-    compute : {"auto", "reference", "triton"}
+    backend : {"auto", "triton", "flash-attn", "sdpa"}
         What computes the forwards; see `make_compute`.
     graphs : bool
         Run an iteration as one CUDA graph where compute and method allow it.
@@ -87,7 +87,7 @@ class Engine:
         max_new_tokens: int | None = None,
         ignore_eos: bool = False,
         prefill_chunk: int = 512,
-        compute: Kind = "auto",
+        backend: Backend = "auto",
         graphs: bool = True,
     ) -> None:
         parameter = next(model.parameters())
@@ -102,7 +102,7 @@ class Engine:
         self.eos = frozenset(() if ignore_eos else self.config.eos_ids)
         self.batch = Batch(rows, max_len, sorted(self.eos), self.device)
         self.phases = Phases(enabled=self.device.type == "cpu")
-        self.compute = make_compute(compute, model, self.cache)
+        self.compute = make_compute(backend, model, self.cache)
         self._graphs = graphs
         self._captured: dict[EngineMethod, tuple[Sampling, CUDAGraph, Tensor]] = {}
         self._outbox = Outbox()

@@ -14,6 +14,7 @@ from specbench.engine.forward import FullAttention, ScoreCollector, SparseAttent
 from specbench.engine.kv_cache import PAGE_SIZE, KVCache, pages_for
 from specbench.engine.model import Attention, Layer, Transformer
 from specbench.engine.sampling import Sampling, argmax, invalid
+from specbench.kernels.flash_attention import Peer
 from specbench.kernels.head.sample import probabilities as sampled_probabilities
 from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
 from specbench.kernels.launch import Scratch
@@ -61,21 +62,40 @@ class TritonCompute(Compute):
     cache : KVCache
     fusion : Fusion, optional
         By default all that fits.
+    flash : Peer, optional
+        FlashAttention, for prefill.
+    flash_decode : bool
+        And for decoding without drafts.
     """
 
-    name = "triton"
     capturable = True
 
-    def __init__(self, model: Transformer, cache: KVCache, fusion: Fusion | None = None) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        fusion: Fusion | None = None,
+        flash: Peer | None = None,
+        flash_decode: bool = False,
+    ) -> None:
         super().__init__(model, cache)
+        self.flash, self.flash_decode = flash, flash_decode
         self.device = cache.keys.device
         # an unnormed product of float16 can overflow, so there the norm stays apart
         self.fusion = fusion or (
             Fusion(0, MAX_ROWS, 0, MAX_ROWS, 0) if model.dtype == torch.float16 else Fusion()
         )
+        self._narrow: tuple[FullAttention, Tensor, Tensor] | None = None
         self._paged: dict[tuple[int, int, Collect | None], PagedAttention] = {}
         self._sparse: dict[int, SparseAttentionWorkspace] = {}
         self._selection: dict[tuple[int, int, int], SelectionWorkspace] = {}
+
+    @property
+    def name(self) -> str:
+        """For the records."""
+        if self.flash is None:
+            return "triton"
+        return f"triton, {self.flash.name} for prefill{' and decode' if self.flash_decode else ''}"
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See `Compute`."""
@@ -222,7 +242,10 @@ class TritonCompute(Compute):
         collector = attention.collector
         if attention.length is not None:
             # chunks differ in their length: for each, a kernel would be compiled anew
-            out = gathered_attention(q, keys, values, attention, attention.length)
+            if self.flash is None:
+                out = gathered_attention(q, keys, values, attention, attention.length)
+            else:
+                out = self._flash(q, keys, values, attention, attention.length)
             if collector is not None:
                 self._collect_prefill(q, keys, attention, collector, layer)
             return out
@@ -230,10 +253,23 @@ class TritonCompute(Compute):
         lengths = attention.kv_lens, attention.q_lens
         common = keys, values, attention.block_table, *lengths, attention.scale
         collect = None if collector is None else collector.collect
+        if self.flash_decode and collector is None and queries == 1:
+            return self._flash(q, keys, values, attention, self.model.max_len)
         paged = self._paged_workspace(rows, queries, collect)
         if collector is None:
             return paged(q, *common)
         return paged(q, *common, ranked=collector.ranked, scores=collector.scores[layer])
+
+    def _flash(
+        self, q: Tensor, keys: Tensor, values: Tensor, attention: FullAttention, longest: int
+    ) -> Tensor:
+        """By FlashAttention, which takes every row of `q` for one that counts."""
+        assert self.flash is not None
+        if self._narrow is None or self._narrow[0] is not attention:
+            # once a forward: it wants int32
+            self._narrow = attention, attention.block_table.int(), attention.kv_lens.int()
+        _, table, lens = self._narrow
+        return self.flash.attend(q, keys, values, table, lens, longest, True)
 
     def _collect_prefill(
         self,

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from specbench.engine.compute import Kind, ReferenceCompute, make_compute
+from specbench.engine.compute import Backend, ReferenceCompute, make_compute
 from specbench.engine.engine import Engine
 from specbench.engine.forward import FullAttention
 from specbench.engine.sampling import Sampling
@@ -31,7 +31,7 @@ METHODS = {
 
 
 def tokens(
-    compute: Kind,
+    backend: Backend,
     method: EngineMethod,
     sampling: Sampling,
     fusion: Fusion | None = None,
@@ -39,7 +39,7 @@ def tokens(
 ) -> list[list[int]]:
     """Outputs of three prompts, of which two decode together."""
     model = tiny_model(3, torch.float32, 64, **shape).to(DEVICE)
-    engine = Engine(model, rows=2, max_len=64, compute=compute, prefill_chunk=16)
+    engine = Engine(model, rows=2, max_len=64, backend=backend, prefill_chunk=16)
     if fusion is not None:
         engine.compute = TritonCompute(model, engine.cache, fusion)
     outputs = decode(engine, method, prompts(3, [21, 5, 33]), 6, sampling)
@@ -52,18 +52,18 @@ def tokens(
     [pytest.param(s, id=n, marks=[] if n == "qwen2" else SLOW) for n, s in SHAPES.items()],
 )
 def test_vegas_of_every_architecture(shape: dict[str, object]) -> None:
-    expected = tokens("reference", autoregressive(), Sampling(), **shape)
+    expected = tokens("sdpa", autoregressive(), Sampling(), **shape)
     assert tokens("triton", vegas(), Sampling(), **shape) == expected
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_every_method(method: EngineMethod) -> None:
-    expected = tokens("reference", autoregressive(), Sampling())
+    expected = tokens("sdpa", autoregressive(), Sampling())
     assert tokens("triton", method, Sampling()) == expected
 
 
 def test_products_by_the_library_instead() -> None:
-    expected = tokens("reference", autoregressive(), Sampling())
+    expected = tokens("sdpa", autoregressive(), Sampling())
     assert tokens("triton", vegas(), Sampling(), Fusion(0, 0, 0, 0, 0)) == expected
 
 
@@ -71,7 +71,7 @@ def test_products_by_the_library_instead() -> None:
 def test_one_fused_product_among_others(only: str) -> None:
     fusion = Fusion(**(dict.fromkeys(Fusion.__dataclass_fields__, 0) | {only: 64}))
     model = tiny_model(4, torch.float32, 32, qkv_bias=True).to(DEVICE)
-    engine = Engine(model, rows=2, max_len=32, compute="triton")
+    engine = Engine(model, rows=2, max_len=32, backend="triton")
     batch = engine.batch
     ids = torch.tensor([[3], [5]], device=DEVICE)
     expected = None
@@ -104,17 +104,17 @@ def test_one_fused_product_among_others(only: str) -> None:
 
 def test_sampled_outputs() -> None:
     sampling = Sampling(0.8, 0.95, 20, seed=7)
-    expected = tokens("reference", vegas(), sampling)
+    expected = tokens("sdpa", vegas(), sampling)
     assert tokens("triton", vegas(), sampling) == expected
 
 
 def test_what_cannot_be_had_is_said() -> None:
     model = tiny_model(0, torch.float64, 32)
     with pytest.raises(UsageError, match="float32 at most"):
-        Engine(model, rows=1, max_len=32, compute="triton")
+        Engine(model, rows=1, max_len=32, backend="triton")
     engine = Engine(model, rows=1, max_len=32)
     assert engine.compute.name == "reference"
-    assert make_compute("reference", model, engine.cache).name == "reference"
+    assert make_compute("sdpa", model, engine.cache).name == "reference"
 
 
 def test_the_host_may_be_an_iteration_behind(monkeypatch: pytest.MonkeyPatch) -> None:

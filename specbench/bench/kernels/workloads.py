@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from specbench.bench.kernels.cases import Case
 from specbench.bench.kernels.inputs import pool, randn, selected
-from specbench.bench.kernels.peers import Peer
 from specbench.bench.kernels.timing import Call
+from specbench.kernels.flash_attention import Peer
 
 OURS, COLLECTING, ONE_PASS, PEER = "ours", "collecting", "one_pass", "peer"
 _CACHES = 4  # pools together are this many times the L2 cache, so that none is found in it
