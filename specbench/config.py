@@ -84,6 +84,9 @@ class RunConfig(BaseModel):
     kept_ratio: float | None = Field(
         None, gt=0, le=1, description="Share of the KV entries that drafts read."
     )
+    draft_model: str | None = Field(
+        None, description="Weights that draft: a folder, a hub id, or 'dummy' for random ones."
+    )
     ngram_max: PositiveInt | None = Field(
         None, description="Longest run of last tokens that prompt lookup looks for."
     )
@@ -156,6 +159,7 @@ METHOD_FIELDS = (
     "variant",
     "gamma",
     "kept_ratio",
+    "draft_model",
     "ngram_max",
     "ngram_min",
     "budget",
