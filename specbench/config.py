@@ -177,9 +177,9 @@ METHOD_FIELDS = (
 )
 
 
-C = TypeVar("C", bound=RunConfig)
+C = TypeVar("C", bound=BaseModel)
 # Names that may stand alone in a YAML file, and lists that keep each value once.
-_LISTS = ("method", "dataset", "vllm_arg", "ratios", "gammas")
+_LISTS = ("method", "dataset", "vllm_arg", "ratios", "gammas", "data", "eval_data")
 
 
 def build_config(values: dict[str, Any], file: Path | None = None) -> RunConfig:
@@ -193,7 +193,7 @@ def build(kind: type[C], values: dict[str, Any], file: Path | None = None) -> C:
     Parameters
     ----------
     kind : type
-        RunConfig or TuneConfig.
+        RunConfig, TuneConfig or TrainConfig.
     values : dict
         Options given on the command line; `None` means not given.
     file : Path, optional
