@@ -46,6 +46,8 @@ class FullAttention:
     collector : ScoreCollector or None
     phases : Phases
         The collection's time goes to "selection".
+    length : int, optional
+        `kv_lens` of the only request, where the host knows it: of a prompt's chunk.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class FullAttention:
         scale: float,
         collector: ScoreCollector | None,
         phases: Phases,
+        length: int | None = None,
     ) -> None:
         self.cache = cache
         self.block_table = block_table
@@ -67,6 +70,7 @@ class FullAttention:
         self.scale = scale
         self.collector = collector
         self.phases = phases
+        self.length = length
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.layer(layer)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specbench.engine.batch import slots_of
 from specbench.engine.engine import Engine
 from specbench.engine.model import Attention
 from specbench.methods.base import Draft
@@ -33,8 +32,7 @@ def draft_chain(
     for step in range(gamma):
         position = (batch.lengths + step)[:, None]
         drafting = (step < allowed)[:, None]
-        logits = engine.forward(token[:, None], position, attention(position, drafting))
-        token, q = engine.pick(logits[:, 0], step)
+        token, q = engine.next_tokens(token, position, attention(position, drafting), step)
         tokens.append(token)
         if q is not None:
             probs.append(q)
@@ -46,11 +44,3 @@ def share_of(length: Tensor, ratio: float, least: int) -> Tensor:
     # 0.07 * 100 is a little above 7 in floating point: not a reason to keep an eighth
     share = torch.ceil(ratio * length.double() - 1e-9).long()
     return torch.minimum(share.clamp(min=least), length)
-
-
-def slots_of_sets(block_table: Tensor, positions: Tensor) -> Tensor:
-    """Cache slots of positions `[layers, R, S, K]`, of the same shape; -1 stays -1."""
-    layers, rows, sets, width = positions.shape
-    flat = positions.permute(1, 0, 2, 3).reshape(rows, -1)
-    slots = torch.where(flat >= 0, slots_of(block_table, flat.clamp(min=0)), -1)
-    return slots.view(rows, layers, sets, width).permute(1, 0, 2, 3)

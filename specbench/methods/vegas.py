@@ -11,9 +11,8 @@ from specbench.engine.batch import Batch
 from specbench.engine.forward import ScoreCollector, SparseAttention
 from specbench.engine.random import Purpose, uniform
 from specbench.kernels.paged_attention.reference import Collect
-from specbench.kernels.selection.reference import select
 from specbench.methods.base import Draft, EngineMethod, Parameters, Tunable
-from specbench.methods.self_speculation import draft_chain, share_of, slots_of_sets
+from specbench.methods.self_speculation import draft_chain, share_of
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
@@ -98,7 +97,9 @@ class Vegas(EngineMethod):
         self.width = int(self._keep(torch.tensor(engine.max_len)))
         shape = config.num_layers, engine.batch.rows, self._sets(config)
         self.scores = torch.full((*shape, engine.max_len), -torch.inf, device=engine.device)
-        self.selected = torch.full((*shape, self.width), -1, device=engine.device)
+        self.selected = torch.full(
+            (*shape, self.width), -1, dtype=torch.int32, device=engine.device
+        )
         self.ranked = torch.zeros(engine.batch.rows, dtype=torch.int64, device=engine.device)
 
     def draft(self, batch: Batch) -> Draft | None:
@@ -155,10 +156,16 @@ class Vegas(EngineMethod):
         p, ranked = self.parameters, self.ranked[rows]
         if self.collect is None:
             self._score_at_random(batch, rows)
-        best = select(
-            self.scores[:, rows], ranked, self._keep(ranked), self.width, p.sinks, p.window
+        self.engine.compute.select_slots(
+            self.scores[:, rows],
+            ranked,
+            self._keep(ranked),
+            batch,
+            rows,
+            self.selected[:, rows],
+            p.sinks,
+            p.window,
         )
-        self.selected[:, rows] = slots_of_sets(batch.block_table[rows], best)
 
     def _score_at_random(self, batch: Batch, rows: slice) -> None:
         """The control: sets of the same size that nothing was learnt for."""

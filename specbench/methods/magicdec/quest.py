@@ -45,6 +45,8 @@ class Quest(MagicDec):
 
     summary = "self-speculation; drafts read the best pages, chosen anew at every draft step"
     parameters_type = QuestParameters
+    # its attention is the reference's, which reads lengths on the host
+    capturable = False
     parameters: QuestParameters
 
     def memory_bytes(

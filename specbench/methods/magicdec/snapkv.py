@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specbench.engine.batch import Batch
+from specbench.engine.batch import Batch, slots_of_sets
 from specbench.engine.forward import ScoreCollector, SparseAttention
 from specbench.kernels.paged_attention.reference import Collect
 from specbench.kernels.selection.reference import select
 from specbench.methods.base import Draft
 from specbench.methods.magicdec.method import MagicDec, MagicDecParameters
-from specbench.methods.self_speculation import draft_chain, slots_of_sets
+from specbench.methods.self_speculation import draft_chain
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine

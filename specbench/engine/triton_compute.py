@@ -1,0 +1,328 @@
+"""Forwards in Triton kernels: five launches a layer for a few rows, cuBLAS's products for more."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench.engine.batch import Batch
+from specbench.engine.compute import Compute
+from specbench.engine.forward import FullAttention, ScoreCollector, SparseAttention
+from specbench.engine.kv_cache import PAGE_SIZE, KVCache, pages_for
+from specbench.engine.model import Attention, Layer, Transformer
+from specbench.engine.sampling import Sampling, argmax, invalid
+from specbench.kernels.head.sample import probabilities as sampled_probabilities
+from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
+from specbench.kernels.launch import Scratch
+from specbench.kernels.linear.plan import MAX_ROWS, scratch_size
+from specbench.kernels.linear.plan import choose as choose_linear
+from specbench.kernels.linear.triton import linear_small
+from specbench.kernels.mlp.triton import gate_up_small, silu_mul
+from specbench.kernels.norm.triton import add_rms_norm, rms_norm
+from specbench.kernels.paged_attention.launch import multiprocessors
+from specbench.kernels.paged_attention.reference import Collect, collect_scores
+from specbench.kernels.paged_attention.triton import PagedAttention
+from specbench.kernels.qkv.project import choose as choose_qkv
+from specbench.kernels.qkv.project import project_rope_write_kv
+from specbench.kernels.qkv.triton import rope_write_kv
+from specbench.kernels.selection.triton import select
+from specbench.kernels.selection.workspace import SelectionWorkspace
+from specbench.kernels.sparse_attention.triton import sparse_attention
+from specbench.kernels.sparse_attention.workspace import SparseAttentionWorkspace
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Up to how many rows each projection is computed by a kernel of ours; cuBLAS takes the rest.
+
+    Attributes
+    ----------
+    qkv, o, gate_up, down, head : int
+        At most 64.
+    """
+
+    qkv: int = MAX_ROWS
+    o: int = MAX_ROWS
+    gate_up: int = MAX_ROWS
+    down: int = MAX_ROWS
+    head: int = MAX_ROWS
+
+
+class TritonCompute(Compute):
+    """The kernels of `specbench.kernels`, with the memory that they share.
+
+    Parameters
+    ----------
+    model : Transformer
+    cache : KVCache
+    fusion : Fusion, optional
+        By default all that fits.
+    """
+
+    name = "triton"
+    capturable = True
+
+    def __init__(self, model: Transformer, cache: KVCache, fusion: Fusion | None = None) -> None:
+        super().__init__(model, cache)
+        self.device = cache.keys.device
+        # an unnormed product of float16 can overflow, so there the norm stays apart
+        self.fusion = fusion or (
+            Fusion(0, MAX_ROWS, 0, MAX_ROWS, 0) if model.dtype == torch.float16 else Fusion()
+        )
+        self._paged: dict[tuple[int, int, Collect | None], PagedAttention] = {}
+        self._sparse: dict[int, SparseAttentionWorkspace] = {}
+        self._selection: dict[tuple[int, int, int], SelectionWorkspace] = {}
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """See `Compute`."""
+        if not isinstance(attention, FullAttention | SparseAttention):
+            # attention of a method's own takes keys and values from the caller
+            out: Tensor = self.model(tokens, positions, attention)
+            return out
+        x, delta = self._stream(tokens, positions, attention)
+        norm, eps = self.model.final_norm, self.model.config.rms_norm_eps
+        h = rms_norm(x, norm, eps) if delta is None else add_rms_norm(x, delta, norm, eps)
+        return h.view(*tokens.shape, -1)
+
+    def best(
+        self, tokens: Tensor, positions: Tensor, attention: Attention
+    ) -> tuple[Tensor, Tensor]:
+        """See `Compute`."""
+        model = self.model
+        few = tokens.numel() <= self.fusion.head
+        if few and isinstance(attention, FullAttention | SparseAttention):
+            x, delta = self._stream(tokens, positions, attention)
+            if delta is not None:
+                x += delta
+            best, bad = head_argmax(
+                x,
+                model.head,
+                norm=model.final_norm,
+                eps=model.config.rms_norm_eps,
+                scratch=self._scratch,
+            )
+            return best.view(tokens.shape), bad.view(tokens.shape)
+        # in the model's type: rounding to float32 alters neither order nor ties
+        logits = F.linear(self.hidden(tokens, positions, attention), model.head)
+        return argmax(logits), invalid(logits)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Compute`; in the model's type, which the sampling kernels take as it is."""
+        return F.linear(hidden, self.model.head)
+
+    def probabilities(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        """See `Compute`."""
+        return sampled_probabilities(logits, sampling)
+
+    def select_slots(
+        self,
+        scores: Tensor,
+        ranked: Tensor,
+        keep: Tensor,
+        batch: Batch,
+        rows: slice,
+        out: Tensor,
+        sinks: int = 0,
+        window: int = 0,
+    ) -> None:
+        """See `Compute`."""
+        layers, requests, sets, length = scores.shape
+        width = out.shape[-1]
+        key = layers * requests * sets, length, width
+        if key not in self._selection:
+            self._selection[key] = SelectionWorkspace(*key, self.device)
+        select(
+            scores,
+            ranked,
+            keep,
+            width,
+            sinks,
+            window,
+            block_table=batch.block_table[rows],
+            page_size=PAGE_SIZE,
+            workspace=self._selection[key],
+            out=out,
+        )
+
+    def _stream(
+        self, tokens: Tensor, positions: Tensor, attention: FullAttention | SparseAttention
+    ) -> tuple[Tensor, Tensor | None]:
+        """The residual stream `[n, hidden]` after the last layer, and what is to be added to it."""
+        model, fusion = self.model, self.fusion
+        eps = model.config.rms_norm_eps
+        n = tokens.numel()
+        flat, slots = positions.reshape(-1), attention.slots.reshape(-1)
+        x = F.embedding(tokens.reshape(-1), model.embed)
+        delta: Tensor | None = None
+        for index, layer in enumerate(cast(list[Layer], model.layers)):
+            keys, values = self.cache.layer(index)
+            place = (layer.qk_norm, model.cos, model.signed_sin, flat, slots, keys, values, eps)
+            if n <= fusion.qkv:
+                x, delta = _added(x, delta), None
+                q = project_rope_write_kv(
+                    x, layer.qkv, layer.qkv_bias, layer.attn_norm, *place, scratch=self._scratch
+                )
+            else:
+                h = self._normed(x, delta, layer.attn_norm)
+                delta = None
+                q = rope_write_kv(F.linear(h, layer.qkv), layer.qkv_bias, *place)
+            out = self._attend(attention, index, q.view(*tokens.shape, *q.shape[1:]))
+            out = out.view(n, -1)
+            if n <= fusion.o:
+                linear_small(out, layer.o, layer.o_bias, residual=x, scratch=self._scratch)
+            else:
+                delta = F.linear(out, layer.o, layer.o_bias)
+            if n <= fusion.gate_up:
+                x, delta = _added(x, delta), None
+                gated = gate_up_small(
+                    x, layer.gate_up, layer.gate_up_bias, norm=layer.mlp_norm, eps=eps
+                )
+            else:
+                h = self._normed(x, delta, layer.mlp_norm)
+                delta = None
+                gated = silu_mul(F.linear(h, layer.gate_up, layer.gate_up_bias))
+            if n <= fusion.down:
+                linear_small(gated, layer.down, layer.down_bias, residual=x, scratch=self._scratch)
+            else:
+                delta = F.linear(gated, layer.down, layer.down_bias)
+        return x, delta
+
+    def _normed(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
+        eps = self.model.config.rms_norm_eps
+        return rms_norm(x, weight, eps) if delta is None else add_rms_norm(x, delta, weight, eps)
+
+    def _attend(self, attention: FullAttention | SparseAttention, layer: int, q: Tensor) -> Tensor:
+        """Attention of `q` `[R, Q, H, D]`, whose keys and values are in the cache."""
+        keys, values = self.cache.layer(layer)
+        if isinstance(attention, SparseAttention):
+            return sparse_attention(
+                q,
+                keys,
+                values,
+                attention.selected[layer],
+                attention.tail,
+                attention.scale,
+                workspace=self._sparse_workspace(q),
+            )
+        collector = attention.collector
+        if attention.length is not None:
+            # chunks differ in their length: for each, a kernel would be compiled anew
+            out = gathered_attention(q, keys, values, attention, attention.length)
+            if collector is not None:
+                self._collect_prefill(q, keys, attention, collector, layer)
+            return out
+        rows, queries = q.shape[:2]
+        lengths = attention.kv_lens, attention.q_lens
+        common = keys, values, attention.block_table, *lengths, attention.scale
+        collect = None if collector is None else collector.collect
+        paged = self._paged_workspace(rows, queries, collect)
+        if collector is None:
+            return paged(q, *common)
+        return paged(q, *common, ranked=collector.ranked, scores=collector.scores[layer])
+
+    def _collect_prefill(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        attention: FullAttention,
+        collector: ScoreCollector,
+        layer: int,
+    ) -> None:
+        """Scores of a prompt's chunk: of its last row by the kernel, else by the reference."""
+        collect, scores = collector.collect, collector.scores[layer]
+        if collect.queries != "last" or collect.last != 1 or collect.add:
+            collect_scores(
+                q,
+                keys,
+                attention.block_table,
+                attention.kv_lens,
+                attention.q_lens,
+                collector.ranked,
+                attention.scale,
+                collect,
+                scores,
+            )
+            return
+        # values do not matter for the scores: the keys stand in
+        self._paged_workspace(1, 1, collect)(
+            q[:, -1:].contiguous(),
+            keys,
+            keys,
+            attention.block_table,
+            attention.kv_lens,
+            torch.ones_like(attention.q_lens),
+            attention.scale,
+            ranked=collector.ranked,
+            scores=scores,
+        )
+
+    def _paged_workspace(self, rows: int, queries: int, collect: Collect | None) -> PagedAttention:
+        key = rows, queries, collect
+        if key not in self._paged:
+            config = self.model.config
+            self._paged[key] = PagedAttention(
+                rows,
+                queries,
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                self.model.max_len,
+                self.model.dtype,
+                self.device,
+                collect,
+            )
+        return self._paged[key]
+
+    def _sparse_workspace(self, q: Tensor) -> SparseAttentionWorkspace:
+        rows = len(q)
+        if rows not in self._sparse:
+            config = self.model.config
+            self._sparse[rows] = SparseAttentionWorkspace(
+                rows, config.num_heads, config.num_kv_heads, config.head_dim, q.dtype, self.device
+            )
+        return self._sparse[rows]
+
+    @cached_property
+    def _scratch(self) -> Scratch:
+        """Enough for every projection of up to 64 rows."""
+        config, sms = self.model.config, multiprocessors(self.device)
+        dim, hidden = config.head_dim, config.hidden_size
+        heads = config.num_heads + 2 * config.num_kv_heads
+        needs = [(0, SCRATCH_TILES)]
+        for rows in (16, 32, 64):
+            qkv = choose_qkv(rows, heads, dim, hidden, sms)
+            needs.append(scratch_size(rows, heads * qkv.block_n, hidden, qkv, alone=True))
+            for inner in (config.num_heads * dim, config.intermediate_size):
+                launch = choose_linear(rows, hidden, inner, sms)
+                needs.append(scratch_size(rows, hidden, inner, launch))
+        floats, tiles = (max(sizes) for sizes in zip(*needs, strict=True))
+        return Scratch.make(self.device, floats, tiles)
+
+
+def gathered_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, attention: FullAttention, length: int
+) -> Tensor:
+    """Causal attention of one request's chunk `[1, Q, H, D]`, by torch's own kernels."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    pages = attention.block_table[0, : pages_for(length)]
+    k, v = (
+        cache[pages].flatten(0, 1)[:length].transpose(0, 1)[None] for cache in (k_cache, v_cache)
+    )
+    group = q.shape[2] // k.shape[1]
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k,
+        v,
+        attn_mask=causal_lower_right(q.shape[1], length),
+        scale=attention.scale,
+        enable_gqa=group > 1,
+    )
+    return out.transpose(1, 2).contiguous()
+
+
+def _added(x: Tensor, delta: Tensor | None) -> Tensor:
+    return x if delta is None else x.add_(delta)
