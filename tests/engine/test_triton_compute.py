@@ -13,7 +13,15 @@ from specbench.engine.triton_compute import Fusion, TritonCompute
 from specbench.errors import UsageError
 from specbench.methods.base import EngineMethod
 from tests.support.buffers import DEVICE
-from tests.support.tiny import autoregressive, decode, magicdec, prompts, tiny_model, vegas
+from tests.support.tiny import (
+    autoregressive,
+    decode,
+    longspec,
+    magicdec,
+    prompts,
+    tiny_model,
+    vegas,
+)
 
 SHAPES = {
     "llama": {},
@@ -27,6 +35,7 @@ METHODS = {
     "vegas, one set a layer": vegas(share="layer", score="logit"),
     "stream": magicdec("stream"),
     "snapkv": magicdec("snapkv"),
+    "longspec": longspec(),
 }
 
 
@@ -69,7 +78,7 @@ def test_products_by_the_library_instead() -> None:
 
 @pytest.mark.parametrize("only", ["qkv", "o", "gate_up", "down", "head"])
 def test_one_fused_product_among_others(only: str) -> None:
-    fusion = Fusion(**({name: 0 for name in Fusion.__dataclass_fields__} | {only: 64}))
+    fusion = Fusion(**(dict.fromkeys(Fusion.__dataclass_fields__, 0) | {only: 64}))
     model = tiny_model(4, torch.float32, 32, qkv_bias=True).to(DEVICE)
     engine = Engine(model, rows=2, max_len=32, compute="triton")
     batch = engine.batch

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specbench.config import RunConfig
 from specbench.engine.batch import Batch
-from specbench.kernels.paged_attention.reference import paged_attention
 from specbench.methods.base import Capabilities, Draft, EngineMethod, Parameters
 from specbench.methods.longspec.block import DraftBlock, rotation
 from specbench.methods.longspec.config import DraftConfig
@@ -73,8 +72,10 @@ class LongSpec(EngineMethod):
 
     def bind(self, engine: "Engine") -> None:
         """Load the block and allocate the rings."""
+        loaded = self.is_bound_to(engine)
         super().bind(engine)
-        self.block = self.load_block(engine)
+        if not loaded:
+            self.block = self.load_block(engine)
         config = self.block.config
         if self.gamma >= config.window:
             raise ValueError(f"gamma {self.gamma} exceeds the draft's window {config.window}")
@@ -162,7 +163,7 @@ class LongSpec(EngineMethod):
             attend,
             lambda q: self._attend_target(batch, q),
         )
-        return engine.model.logits(x)
+        return engine.compute.logits(x)
 
     def _attend_target(self, batch: Batch, q: Tensor) -> Tensor:
         """Cross-attention of `[R, n, H, D]` over all that the target's last layer holds of a row.
@@ -170,13 +171,11 @@ class LongSpec(EngineMethod):
         The n tokens pass as further heads of one query, since none is before another.
         """
         config = self.engine.config
-        keys, values = self.engine.cache.layer(config.num_layers - 1)
         count, groups = q.shape[1], config.num_kv_heads
         folded = q.unflatten(2, (groups, -1)).transpose(1, 2).flatten(1, 3)[:, None]
-        out = paged_attention(
+        out = self.engine.compute.attend(
+            config.num_layers - 1,
             folded,
-            keys,
-            values,
             batch.block_table,
             batch.lengths * batch.active,
             batch.active.long(),
