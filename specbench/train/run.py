@@ -34,7 +34,7 @@ class Job:
     target : LoadedModel
     corpus : Corpus
     context : int
-        Positions that may be trained at.
+        Positions of the target.
     record : dict
         Configuration, environment, target and data.
     """
@@ -104,14 +104,12 @@ def prepare(config: TrainConfig, console: "Console", argv: Sequence[str]) -> Job
     _check_folder(folder, config, record)
     spec, device = str(config.model), str(config.device)
     shape = read_model_config(spec, config.model_revision, config.rope_scaling)
-    longest = max(config.short_len, config.long_len if config.long_steps else 0)
-    shape.check_context(longest)
-    context = shape.context_length if config.anchor_offset else longest
+    shape.check_context(max(config.short_len, config.long_len if config.long_steps else 0))
     target = load_model(
         spec,
         device=device,
         dtype=getattr(torch, str(config.dtype)),
-        max_len=context,
+        max_len=shape.context_length,
         revision=config.model_revision,
         rope_scaling=config.rope_scaling,
     )
@@ -124,7 +122,7 @@ def prepare(config: TrainConfig, console: "Console", argv: Sequence[str]) -> Job
         "environment": describe(argv),
     }
     write_atomically(folder / RECORD, json.dumps(record, indent=2).encode())
-    return Job(config, folder, target, corpus, context, record)
+    return Job(config, folder, target, corpus, shape.context_length, record)
 
 
 def _choose(config: TrainConfig) -> tuple[TrainConfig, list[str]]:

@@ -54,7 +54,7 @@ class Session:
         self.state["data"] = job.corpus.record["sha256"]
         self.losses = Curve(job.folder / "loss.csv", LOSS, self.state["step"])
         self.scores = Curve(job.folder / "eval.csv", EVALUATION, self.state["step"])
-        longest = config.long_len if config.long_steps else config.short_len
+        longest = min(config.long_len, job.context)
         self.places = places_of(
             job.corpus, config.short_len, longest, job.context, config.eval_tokens
         )

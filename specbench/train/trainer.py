@@ -54,7 +54,7 @@ class Trainer:
         Its weights are trained in place.
     corpus : Corpus
     context : int
-        Positions that may be trained at.
+        Positions of the target, over which offsets are spread.
     """
 
     def __init__(
