@@ -84,8 +84,8 @@ class RunConfig(BaseModel):
     kept_ratio: float | None = Field(
         None, gt=0, le=1, description="Share of the KV entries that drafts read."
     )
-    draft_model: str | None = Field(
-        None, description="Weights that draft: a folder, a hub id, or 'dummy' for random ones."
+    draft_weights: str | None = Field(
+        None, description="LongSpec's weights: a folder, a hub id, or 'dummy' for random ones."
     )
     ngram_max: PositiveInt | None = Field(
         None, description="Longest run of last tokens that prompt lookup looks for."
@@ -159,7 +159,7 @@ METHOD_FIELDS = (
     "variant",
     "gamma",
     "kept_ratio",
-    "draft_model",
+    "draft_weights",
     "ngram_max",
     "ngram_min",
     "budget",

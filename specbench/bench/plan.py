@@ -93,7 +93,7 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
         choices.append("vllm: left out of 'all', not installed here; --vllm-python names another")
     if "all" in config.method:
         choices += [
-            f"{name}: left out of 'all', no draft for {config.model}; --draft-model names one"
+            f"{name}: left out of 'all', no draft for {config.model}; --draft-weights names one"
             for name in METHODS
             if not METHODS.get(name).in_all(config)
         ]

@@ -117,7 +117,7 @@ def random_block(config: DraftConfig, dtype: torch.dtype = torch.float64) -> Dra
 
 def longspec(window: int = 8, **settings: object) -> LongSpec:
     """LongSpec with a random block and a window shorter than the prompts."""
-    method = RandomLongSpec(LongSpecParameters(**({"draft_model": "dummy"} | settings)))
+    method = RandomLongSpec(LongSpecParameters(**({"draft_weights": "dummy"} | settings)))
     method.window = window
     return method
 

@@ -36,7 +36,7 @@ def acceptance(found: Toy, draft: str) -> float:
     """The acceptance length over the toy prompts; the outputs are checked beside it."""
     engine = Engine(found.target, rows=3, max_len=64)
     base = decode(engine, autoregressive(), found.token_ids, 40)
-    method = LongSpec(LongSpecParameters(draft_model=draft, gamma=3))
+    method = LongSpec(LongSpecParameters(draft_weights=draft, gamma=3))
     ours = decode(engine, method, found.token_ids, 40)
     assert all(ours[i].output_ids == base[i].output_ids for i in base)
     steps = [count for outcome in ours.values() for count in outcome.committed]

@@ -12,7 +12,7 @@ _SHIPPED = Path(__file__).parent / "shipped"
 
 
 def locate_draft(spec: str | None, target: str) -> Source:
-    """The draft that ``--draft-model`` names, or the one that ships for `target`.
+    """The draft that ``--draft-weights`` names, or the one that ships for `target`.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def locate_draft(spec: str | None, target: str) -> Source:
         folder = shipped(target)
         if folder is None:
             raise UsageError(
-                f"longspec needs draft weights for {target}: name them with --draft-model, or "
+                f"longspec needs draft weights for {target}: name them with --draft-weights, or "
                 f"train them with 'specbench train longspec --model {target} --data FOLDER'"
             )
         return Source("safetensors", folder.name, path=folder)
@@ -43,7 +43,7 @@ def locate_draft(spec: str | None, target: str) -> Source:
         return Source("safetensors", path.resolve().name, path=path)
     if path.exists() or path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") != 1:
         raise UsageError(
-            f"--draft-model {spec}: there is no such folder; a draft is a folder with {CONFIG} and "
+            f"--draft-weights {spec}: there is no such folder; a draft is a folder with {CONFIG} and "
             f"{WEIGHTS}, a hub id, or 'dummy' for random weights"
         )
     folder, commit = download(spec, None, (CONFIG,))

@@ -1,6 +1,6 @@
 """LongSpec: one trained block drafts from the target's own last-layer KV."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from specbench.methods.longspec.block import DraftBlock, rotation
 from specbench.methods.longspec.config import DraftConfig
 from specbench.methods.longspec.drafts import DUMMY, locate_draft, shipped
 from specbench.methods.longspec.ring import Ring
-from specbench.methods.longspec.weights import load, read_config
+from specbench.methods.longspec.weights import checksum, load, read_config
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
@@ -25,7 +25,7 @@ class LongSpecParameters(Parameters):
     """Settings of LongSpec."""
 
     gamma: int = Field(4, ge=0, le=64, description="Draft tokens a step.")
-    draft_model: str | None = Field(
+    draft_weights: str | None = Field(
         None, description="Draft weights: a folder, a hub id, or 'dummy'; by default what ships."
     )
 
@@ -53,10 +53,21 @@ class LongSpec(EngineMethod):
         """Drafts of one iteration, at most."""
         return self.parameters.gamma
 
+    def __init__(self, parameters: Parameters) -> None:
+        super().__init__(parameters)
+        self.target: str | None = None
+
+    @classmethod
+    def from_config(cls, config: RunConfig) -> Self:
+        """See `Method`; the target's name is what decides which weights ship for it."""
+        method = super().from_config(config)
+        method.target = config.model
+        return method
+
     @classmethod
     def in_all(cls, config: RunConfig) -> bool:
         """Whether there is a draft for the model."""
-        return config.draft_model is not None or shipped(str(config.model)) is not None
+        return config.draft_weights is not None or shipped(str(config.model)) is not None
 
     def memory_bytes(
         self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
@@ -93,7 +104,7 @@ class LongSpec(EngineMethod):
 
     def load_block(self, engine: "Engine") -> DraftBlock:
         """The draft for the engine's model, in its dtype and on its device."""
-        source = locate_draft(self.parameters.draft_model, engine.config.name)
+        source = locate_draft(self.parameters.draft_weights, engine.config.name)
         config = self._config(engine.config)
         if source.kind == DUMMY:
             block = DraftBlock(config, engine.dtype, engine.device)
@@ -102,8 +113,18 @@ class LongSpec(EngineMethod):
         return load(source, engine.dtype, engine.device)
 
     def report(self) -> dict[str, Any]:
-        """The settings for the records."""
-        return self.parameters.model_dump()
+        """The settings for the records, and the checksum of the weights.
+
+        Raises
+        ------
+        UsageError, DataError
+            There are no weights.
+        """
+        values = self.parameters.model_dump()
+        named = self.parameters.draft_weights
+        if named != DUMMY and (named or self.target):
+            values["draft_sha256"] = checksum(locate_draft(named, str(self.target)))
+        return values
 
     def admit(self, row: int, batch: Batch) -> None:
         """Fill the row's ring from the last token ids, the first new one included."""
@@ -203,7 +224,7 @@ class LongSpec(EngineMethod):
         return max(self.gamma - 1, 0)
 
     def _config(self, target: "ModelConfig") -> DraftConfig:
-        source = locate_draft(self.parameters.draft_model, target.name)
+        source = locate_draft(self.parameters.draft_weights, target.name)
         if source.kind == DUMMY:
             return DraftConfig.of(target)
         config = read_config(source.root, source.label)

@@ -1,5 +1,6 @@
 """A draft's weights on disk: safetensors under the names that LongSpec's authors use."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.engine.safetensors_folder import read_json, safetensors_tensors
+from specbench.engine.safetensors_folder import read_json, safetensors_tensors, weight_files
 from specbench.engine.source import Source
 from specbench.errors import DataError
 from specbench.files import write_atomically
@@ -120,6 +121,20 @@ def load(source: Source, dtype: torch.dtype, device: torch.device | str) -> Draf
     block = DraftBlock(read_config(source.root, source.label), dtype, device)
     fill(block, safetensors_tensors(source), source.label)
     return block
+
+
+def checksum(source: Source) -> str:
+    """SHA-256 of the weights that `source` has, all files one after another.
+
+    Raises
+    ------
+    DataError
+        No safetensors weights.
+    """
+    digest = hashlib.sha256()
+    for file in weight_files(source):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def save(

@@ -1,5 +1,8 @@
 """LongSpec's drafts are those of a draft that caches everything, in constant memory."""
 
+import hashlib
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,12 +12,22 @@ from specbench.engine import compute
 from specbench.engine.engine import Engine
 from specbench.engine.sampling import Sampling, probabilities
 from specbench.errors import UsageError
+from specbench.methods.longspec import drafts
 from specbench.methods.longspec.config import DraftConfig
 from specbench.methods.longspec.method import LongSpec
 from specbench.methods.longspec.tree import grow
+from specbench.methods.longspec.weights import save
 from tests.methods.longspec.dense import draft_logits
 from tests.support.capture import no_host_decisions
-from tests.support.tiny import GREEDY, decode, longspec, prompts, tiny_config, tiny_model
+from tests.support.tiny import (
+    GREEDY,
+    decode,
+    longspec,
+    prompts,
+    random_block,
+    tiny_config,
+    tiny_model,
+)
 
 SAMPLING = Sampling(temperature=0.8, top_p=0.9, seed=2)
 
@@ -132,6 +145,20 @@ def test_without_weights_the_run_is_refused_before_the_model_is_loaded() -> None
         UsageError, match=r"longspec needs draft weights for tiny: .*specbench train"
     ):
         method.memory_bytes(tiny_config(), 1, 100, torch.float32)
+
+
+def test_the_records_name_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "shipped" / "tiny"
+    save(random_block(DraftConfig.of(tiny_config())), folder)
+    sha = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    monkeypatch.setattr(drafts, "_SHIPPED", tmp_path / "shipped")
+    by_folder = RunConfig(draft_weights=str(folder))
+    by_target = RunConfig(model="org/Tiny")
+    for config in (by_folder, by_target):
+        assert LongSpec.in_all(config)
+        assert LongSpec.from_config(config).report()["draft_sha256"] == sha
+    assert not LongSpec.in_all(RunConfig(model="other"))
+    assert "draft_sha256" not in longspec().report()
 
 
 def test_the_real_block_is_small() -> None:
