@@ -23,7 +23,7 @@ def capture(iterate: Callable[[], Tensor], pool: "_POOL_HANDLE") -> "tuple[CUDAG
         Reads and writes device tensors of fixed shape and place; it is run before it is captured,
         so it must do no harm.
     pool
-        Memory, of `torch.cuda.graph_pool_handle`, that graphs share which are never replayed at the same time.
+        Of `torch.cuda.graph_pool_handle`: memory of graphs that never run at the same time.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

@@ -19,9 +19,10 @@ from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
 from specbench.kernels.launch import Scratch
 from specbench.kernels.linear.plan import MAX_ROWS, scratch_size
 from specbench.kernels.linear.plan import choose as choose_linear
-from specbench.kernels.linear.triton import linear_small
+from specbench.kernels.linear.triton import linear_prenorm, linear_small
 from specbench.kernels.mlp.triton import gate_up_small, silu_mul
-from specbench.kernels.norm.triton import add_rms_norm, rms_norm
+from specbench.kernels.norm.reference import Prenormed
+from specbench.kernels.norm.triton import add_rms_norm, prenorm, rms_norm
 from specbench.kernels.paged_attention.launch import multiprocessors
 from specbench.kernels.paged_attention.reference import Collect, collect_scores
 from specbench.kernels.paged_attention.triton import PagedAttention
@@ -82,9 +83,8 @@ class TritonCompute(Compute):
             # attention of a method's own takes keys and values from the caller
             out: Tensor = self.model(tokens, positions, attention)
             return out
-        x, delta = self._stream(tokens, positions, attention)
-        norm, eps = self.model.final_norm, self.model.config.rms_norm_eps
-        h = rms_norm(x, norm, eps) if delta is None else add_rms_norm(x, delta, norm, eps)
+        stream = self._stream(tokens, positions, attention)
+        h = stream.normed(self.model.final_norm, self.model.config.rms_norm_eps)
         return h.view(*tokens.shape, -1)
 
     def best(
@@ -94,13 +94,10 @@ class TritonCompute(Compute):
         model = self.model
         few = tokens.numel() <= self.fusion.head
         if few and isinstance(attention, FullAttention | SparseAttention):
-            x, delta = self._stream(tokens, positions, attention)
-            if delta is not None:
-                x += delta
+            stream = self._stream(tokens, positions, attention)
             best, bad = head_argmax(
-                x,
+                stream.prenormed(model.final_norm),
                 model.head,
-                norm=model.final_norm,
                 eps=model.config.rms_norm_eps,
                 scratch=self._scratch,
             )
@@ -163,50 +160,65 @@ class TritonCompute(Compute):
 
     def _stream(
         self, tokens: Tensor, positions: Tensor, attention: FullAttention | SparseAttention
-    ) -> tuple[Tensor, Tensor | None]:
-        """The residual stream `[n, hidden]` after the last layer, and what is to be added to it."""
+    ) -> "_Stream":
+        """The residual stream after the last layer."""
         model, fusion = self.model, self.fusion
-        eps = model.config.rms_norm_eps
-        n = tokens.numel()
+        eps, n = model.config.rms_norm_eps, tokens.numel()
         flat, slots = positions.reshape(-1), attention.slots.reshape(-1)
-        x = F.embedding(tokens.reshape(-1), model.embed)
-        delta: Tensor | None = None
-        for index, layer in enumerate(cast(list[Layer], model.layers)):
+        stream = _Stream(F.embedding(tokens.reshape(-1), model.embed))
+        layers = cast(list[Layer], list(model.layers))
+        for index, layer in enumerate(layers):
             keys, values = self.cache.layer(index)
             place = (layer.qk_norm, model.cos, model.signed_sin, flat, slots, keys, values, eps)
             if n <= fusion.qkv:
-                x, delta = _added(x, delta), None
                 q = project_rope_write_kv(
-                    x, layer.qkv, layer.qkv_bias, layer.attn_norm, *place, scratch=self._scratch
+                    stream.prenormed(layer.attn_norm),
+                    layer.qkv,
+                    layer.qkv_bias,
+                    *place,
+                    scratch=self._scratch,
                 )
             else:
-                h = self._normed(x, delta, layer.attn_norm)
-                delta = None
+                h = stream.normed(layer.attn_norm, eps)
                 q = rope_write_kv(F.linear(h, layer.qkv), layer.qkv_bias, *place)
-            out = self._attend(attention, index, q.view(*tokens.shape, *q.shape[1:]))
-            out = out.view(n, -1)
+            out = self._attend(attention, index, q.view(*tokens.shape, *q.shape[1:])).view(n, -1)
             if n <= fusion.o:
-                linear_small(out, layer.o, layer.o_bias, residual=x, scratch=self._scratch)
+                norm = layer.mlp_norm if n <= fusion.gate_up else None
+                self._add(stream, out, layer.o, layer.o_bias, norm)
             else:
-                delta = F.linear(out, layer.o, layer.o_bias)
+                stream.add(F.linear(out, layer.o, layer.o_bias))
             if n <= fusion.gate_up:
-                x, delta = _added(x, delta), None
                 gated = gate_up_small(
-                    x, layer.gate_up, layer.gate_up_bias, norm=layer.mlp_norm, eps=eps
+                    stream.prenormed(layer.mlp_norm), layer.gate_up, layer.gate_up_bias, eps=eps
                 )
             else:
-                h = self._normed(x, delta, layer.mlp_norm)
-                delta = None
+                h = stream.normed(layer.mlp_norm, eps)
                 gated = silu_mul(F.linear(h, layer.gate_up, layer.gate_up_bias))
             if n <= fusion.down:
-                linear_small(gated, layer.down, layer.down_bias, residual=x, scratch=self._scratch)
+                last = index + 1 == len(layers)
+                wanted = n <= (fusion.head if last else fusion.qkv)
+                following = model.final_norm if last else layers[index + 1].attn_norm
+                self._add(stream, gated, layer.down, layer.down_bias, following if wanted else None)
             else:
-                delta = F.linear(gated, layer.down, layer.down_bias)
-        return x, delta
+                stream.add(F.linear(gated, layer.down, layer.down_bias))
+        return stream
 
-    def _normed(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
-        eps = self.model.config.rms_norm_eps
-        return rms_norm(x, weight, eps) if delta is None else add_rms_norm(x, delta, weight, eps)
+    def _add(
+        self,
+        stream: "_Stream",
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        norm: Tensor | None,
+    ) -> None:
+        """A projection onto the stream in one launch, the beginning of the next norm with it."""
+        residual, scratch = stream.settled(), self._scratch
+        if norm is None:
+            linear_small(x, weight, bias, residual=residual, scratch=scratch)
+        else:
+            stream.ready = linear_prenorm(
+                x, weight, bias, norm=norm, residual=residual, scratch=scratch
+            )
 
     def _attend(self, attention: FullAttention | SparseAttention, layer: int, q: Tensor) -> Tensor:
         """Attention of `q` `[R, Q, H, D]`, whose keys and values are in the cache."""
@@ -341,5 +353,37 @@ def gathered_attention(
     return out.transpose(1, 2).contiguous()
 
 
-def _added(x: Tensor, delta: Tensor | None) -> Tensor:
-    return x if delta is None else x.add_(delta)
+class _Stream:
+    """The residual stream, what is still to be added to it, and the norm that was begun on it."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.delta: Tensor | None = None
+        self.ready: Prenormed | None = None
+
+    def add(self, delta: Tensor) -> None:
+        """Add with the next norm, in one launch."""
+        self.x = self.settled()
+        self.delta = delta
+
+    def settled(self) -> Tensor:
+        """The stream with everything added; a norm begun before is out of date then."""
+        if self.delta is not None:
+            self.x += self.delta
+        self.delta = self.ready = None
+        return self.x
+
+    def normed(self, weight: Tensor, eps: float) -> Tensor:
+        """The RMS norm."""
+        delta, self.delta = self.delta, None
+        if delta is None:
+            return rms_norm(self.x, weight, eps)
+        return add_rms_norm(self.x, delta, weight, eps)
+
+    def prenormed(self, weight: Tensor) -> Prenormed:
+        """The same, for a product that completes it."""
+        ready, self.ready = self.ready, None
+        if ready is not None:
+            return ready
+        delta, self.delta = self.delta, None
+        return prenorm(self.x, weight, delta)

@@ -65,8 +65,7 @@ def _verify(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
     collect = Collect()
     plain, collecting, normed = attention(None), attention(collect), attention(collect, True)
     # of the first and the last row, as the verification before left them
-    chosen = collect.rows(case.rows)
-    norm = torch.zeros(case.batch, len(chosen), case.heads, device=device)
+    norm = torch.zeros(case.batch, normed.collecting.rows, case.heads, device=device)
     common = q, keys, values, table, kv_lens, q_lens, scale
     calls: dict[str, Call] = {
         OURS: lambda: plain(*common, out=out),
