@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 # what may differ between the parts of one training: nothing that the curve depends on
-FREE = ("output", "resume", "max_minutes", "save_every", "threads", "config")
+FREE = ("output", "resume", "encode_only", "max_minutes", "save_every", "threads")
 
 
 class TrainConfig(BaseModel):
@@ -38,6 +38,9 @@ class TrainConfig(BaseModel):
     text_field: str = Field("text", description="Field of a row that holds the text.")
     output: Path | None = Field(None, description="Folder for checkpoints, curves and the draft.")
     resume: bool = Field(False, description="Continue the training in the output folder.")
+    encode_only: bool = Field(
+        False, description="Stop when the text is encoded, which takes no accelerator."
+    )
     max_minutes: PositiveFloat | None = Field(
         None, description="Stop with a checkpoint after so many minutes; --resume continues."
     )

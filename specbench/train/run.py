@@ -15,8 +15,10 @@ from specbench.train.config import FREE, TrainConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from transformers import PreTrainedTokenizerBase
 
     from specbench.engine.loader import LoadedModel
+    from specbench.engine.model_config import ModelConfig
     from specbench.train.tokens import Corpus
 
 RECORD = "train.json"
@@ -70,7 +72,10 @@ def run_training(config: TrainConfig, console: "Console", argv: Sequence[str]) -
 
     began = time.monotonic()
     try:
-        with Session(prepare(config, console, argv), console, began) as session:
+        job = prepare(config, console, argv)
+        if job is None:
+            return 0
+        with Session(job, console, began) as session:
             return session.run()
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
@@ -79,8 +84,8 @@ def run_training(config: TrainConfig, console: "Console", argv: Sequence[str]) -
         ) from error
 
 
-def prepare(config: TrainConfig, console: "Console", argv: Sequence[str]) -> Job:
-    """Choose what was left open, load the target and encode the text.
+def prepare(config: TrainConfig, console: "Console", argv: Sequence[str]) -> Job | None:
+    """Choose what was left open, encode the text and load the target; None where that was all.
 
     Raises
     ------
@@ -91,6 +96,7 @@ def prepare(config: TrainConfig, console: "Console", argv: Sequence[str]) -> Job
 
     from specbench.bench.environment import describe
     from specbench.engine.loader import load_model, read_model_config
+    from specbench.engine.tokenizer import load_tokenizer
 
     if not config.data:
         raise UsageError("--data is missing: a folder or file of text or JSONL, or hub:OWNER/NAME")
@@ -105,6 +111,12 @@ def prepare(config: TrainConfig, console: "Console", argv: Sequence[str]) -> Job
     spec, device = str(config.model), str(config.device)
     shape = read_model_config(spec, config.model_revision, config.rope_scaling)
     shape.check_context(max(config.short_len, config.long_len if config.long_steps else 0))
+    tokenizer = load_tokenizer(spec, config.model_revision)
+    if tokenizer is None:
+        raise UsageError(f"--model {spec} has no tokenizer, so that no text can be encoded for it")
+    corpus = _encode(config, folder, shape, tokenizer, console)
+    if config.encode_only:
+        return None
     target = load_model(
         spec,
         device=device,
@@ -113,9 +125,6 @@ def prepare(config: TrainConfig, console: "Console", argv: Sequence[str]) -> Job
         revision=config.model_revision,
         rope_scaling=config.rope_scaling,
     )
-    if target.tokenizer is None:
-        raise UsageError(f"--model {spec} has no tokenizer, so that no text can be encoded for it")
-    corpus = _encode(config, folder, target, console)
     record |= {
         "target": target.provenance,
         "data": redact(corpus.record),
@@ -177,17 +186,19 @@ def _check_folder(folder: Path, config: TrainConfig, record: dict[str, Any]) -> 
 
 
 def _encode(
-    config: TrainConfig, folder: Path, target: "LoadedModel", console: "Console"
+    config: TrainConfig,
+    folder: Path,
+    shape: "ModelConfig",
+    tokenizer: "PreTrainedTokenizerBase",
+    console: "Console",
 ) -> "Corpus":
     import hashlib
 
     from specbench.train.text import documents
     from specbench.train.tokens import encode
 
-    tokenizer = target.tokenizer
-    assert tokenizer is not None
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items())).encode()
-    separator = _separator(target)
+    separator = _separator(shape, tokenizer)
     skipped: list[str] = []
 
     def texts(specs: tuple[str, ...]) -> Any:
@@ -206,6 +217,7 @@ def _encode(
             None if config.eval_data is None else texts(config.eval_data),
             tokenizer,
             separator,
+            shape.vocab_size,
             folder / "tokens",
             {
                 "data": redact(list(config.data)),
@@ -219,11 +231,6 @@ def _encode(
     if skipped:
         shown = ", ".join(skipped[:3]) + (", …" if len(skipped) > 3 else "")
         console.print(f"{len(skipped)} files are no UTF-8 text and were left out: {shown}")
-    if len(corpus.train) and int(corpus.train.max()) >= target.config.vocab_size:
-        raise DataError(
-            f"the tokenizer of {target.config.name} has tokens beyond the model's "
-            f"{target.config.vocab_size:,}"
-        )
     sizes = corpus.record["tokens"]
     console.print(
         f"{sizes['train']:,} tokens to train on, {sizes['evaluation']:,} held out",
@@ -232,10 +239,8 @@ def _encode(
     return corpus
 
 
-def _separator(target: "LoadedModel") -> int:
+def _separator(shape: "ModelConfig", tokenizer: "PreTrainedTokenizerBase") -> int:
     """What parts documents: the token that did so in pre-training where its name is known."""
-    tokenizer = target.tokenizer
-    assert tokenizer is not None
     known = tokenizer.get_vocab()
     for name in ("<|endoftext|>", "<|end_of_text|>"):
         if name in known:
@@ -243,6 +248,6 @@ def _separator(target: "LoadedModel") -> int:
     found = tokenizer.eos_token_id
     if isinstance(found, int):
         return found
-    if target.config.eos_ids:
-        return target.config.eos_ids[0]
-    raise DataError(f"{target.config.name} has no token that ends a text, so none can part two")
+    if shape.eos_ids:
+        return shape.eos_ids[0]
+    raise DataError(f"{shape.name} has no token that ends a text, so none can part two")

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 # one document in so many is kept for evaluation, chosen by its own text
 _HELD_OUT = 100
-_BATCH_CHARACTERS = 2**21
+# enough for every core to have some of them
+_BATCH_CHARACTERS = 2**25
 TOKENS = "tokens.json"
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,14 @@ class Corpus:
     Attributes
     ----------
     train, evaluation : ndarray
-        uint32 `[n]`.
+        uint16 or uint32 `[n]`.
     separator : int
     record : dict
         Documents, tokens and checksums, for the records.
     """
 
-    train: NDArray[np.uint32]
-    evaluation: NDArray[np.uint32]
+    train: Tokens
+    evaluation: Tokens
     separator: int
     record: dict[str, Any]
 
@@ -59,14 +61,14 @@ class Corpus:
 
 
 def cut(
-    tokens: NDArray[np.uint32], separator: int, length: int, rows: Iterable[int]
+    tokens: Tokens, separator: int, length: int, rows: Iterable[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows of packed tokens, and what follows each token.
 
     Parameters
     ----------
     tokens : ndarray
-        uint32 `[n]`.
+        uint16 or uint32 `[n]`.
     separator : int
         What follows it is another document, which nothing can foresee: its label is ignored.
     length : int
@@ -89,6 +91,7 @@ def encode(
     evaluation: Iterable[str] | None,
     tokenizer: "PreTrainedTokenizerBase",
     separator: int,
+    vocab_size: int,
     folder: Path,
     identity: dict[str, Any],
     encoded: Callable[[int], None] = lambda tokens: None,
@@ -103,7 +106,7 @@ def encode(
         Its documents are left out of `train`. Without it one document of `train` in a hundred is
         held out, and where that leaves none, the end of the last one.
     tokenizer : PreTrainedTokenizerBase
-    separator : int
+    separator, vocab_size : int
     folder : Path
     identity : dict
         What the text and the tokenizer are; tokens of another identity are encoded anew.
@@ -113,10 +116,11 @@ def encode(
     Raises
     ------
     DataError
-        No text.
+        No text, or a token beyond the vocabulary.
     SpecbenchError
         The disk is full or refuses.
     """
+    kind_of_token = np.uint16 if vocab_size <= 2**16 else np.uint32
     present = _present(folder, identity, separator)
     if present is not None:
         return present
@@ -132,17 +136,23 @@ def encode(
                 lines = tokenizer(plain, add_special_tokens=False, verbose=False)["input_ids"]
                 total = 0
                 for (_, mark), line in zip(batch, lines, strict=True):
+                    if line and max(line) >= vocab_size:
+                        raise DataError(
+                            f"the tokenizer gives the token {max(line)}, but the model has "
+                            f"{vocab_size:,}"
+                        )
                     held = evaluation is None and int.from_bytes(mark[:4]) % _HELD_OUT == 0
                     kind = "evaluation" if held else name
-                    files.append(kind, np.array([*line, separator], dtype=np.uint32))
+                    files.append(kind, np.array([*line, separator], dtype=kind_of_token))
                     counts[kind] = counts.get(kind, 0) + 1
                     total += len(line) + 1
                 encoded(total)
-    sizes = _hold_out_the_end(folder) if not counts.get("evaluation") else {}
+    sizes = _hold_out_the_end(folder, kind_of_token) if not counts.get("evaluation") else {}
     if not counts.get("train"):
         raise DataError("the data has no text to train on: no file or row that is not empty")
     record = {
         "identity": identity,
+        "type": kind_of_token.__name__,
         "documents": counts,
         "sha256": {name: _sha256(folder / f"{name}.bin") for name in ("train", "evaluation")},
         **sizes,
@@ -159,7 +169,7 @@ class _Writers:
     def __init__(self, folder: Path) -> None:
         self.files = {name: (folder / f"{name}.bin").open("wb") for name in ("train", "evaluation")}
 
-    def append(self, kind: str, tokens: NDArray[np.uint32]) -> None:
+    def append(self, kind: str, tokens: NDArray[Any]) -> None:
         """Write one document."""
         self.files[kind].write(tokens.tobytes())
 
@@ -195,10 +205,10 @@ def _batches(texts: Iterable[tuple[str, bytes]]) -> Iterator[list[tuple[str, byt
         yield batch
 
 
-def _hold_out_the_end(folder: Path) -> dict[str, int]:
+def _hold_out_the_end(folder: Path, kind: type[np.integer[Any]]) -> dict[str, int]:
     """Move the last tenth of the only tokens there are to evaluation."""
     file = folder / "train.bin"
-    tokens = np.fromfile(file, dtype=np.uint32)
+    tokens = np.fromfile(file, dtype=kind)
     kept = len(tokens) - len(tokens) // 10
     with disk_errors(file):
         tokens[kept:].tofile(folder / "evaluation.bin")
@@ -221,9 +231,9 @@ def _present(folder: Path, identity: dict[str, Any], separator: int) -> Corpus |
         if not file.is_file() or _sha256(file) != expected:
             return None
     lines = {
-        name: np.memmap(folder / f"{name}.bin", dtype=np.uint32, mode="r")
+        name: np.memmap(folder / f"{name}.bin", dtype=record["type"], mode="r")
         if (folder / f"{name}.bin").stat().st_size
-        else np.zeros(0, dtype=np.uint32)
+        else np.zeros(0, dtype=record["type"])
         for name in ("train", "evaluation")
     }
     record |= {"tokens": {name: len(line) for name, line in lines.items()}}

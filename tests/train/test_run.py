@@ -110,6 +110,21 @@ def test_parts_make_the_same_curve(
     assert curve(output, "eval.csv") == curve(whole, "eval.csv")
 
 
+def test_text_can_be_encoded_ahead(
+    whole: Path, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    assert train(inputs, output, "--encode-only") == 0
+    assert [file.name for file in output.iterdir()] == ["tokens"]
+
+    def unread(*arguments: Any) -> None:
+        raise AssertionError("the text is not needed any more")
+
+    monkeypatch.setattr("specbench.train.text._local", unread)
+    assert train(inputs, output) == 0
+    assert curve(output) == curve(whole)
+
+
 def killed(inputs: Path, output: Path, after: int, *more: str) -> None:
     """A training in a process of its own, killed once `after` steps are on record."""
     process = subprocess.Popen(

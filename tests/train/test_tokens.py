@@ -28,9 +28,10 @@ def corpus(
     train: Iterable[str],
     evaluation: Iterable[str] | None = None,
     tokenizer: Any = None,
+    vocab: int = 27,
     **identity: object,
 ) -> Corpus:
-    return encode(train, evaluation, tokenizer or Letters(), SEPARATOR, folder, identity)
+    return encode(train, evaluation, tokenizer or Letters(), SEPARATOR, vocab, folder, identity)
 
 
 def test_documents_are_packed_with_a_separator_each(tmp_path: Path) -> None:
@@ -101,6 +102,20 @@ def test_too_little_text_for_a_row() -> None:
     assert few.rows(8) == 1
     with pytest.raises(DataError, match="9 tokens to train on, which is no row of 9"):
         few.rows(9)
+
+
+@pytest.mark.parametrize(("vocab", "size"), [(65536, 2), (65537, 4)])
+def test_a_token_takes_as_many_bytes_as_the_vocabulary_needs(
+    tmp_path: Path, vocab: int, size: int
+) -> None:
+    found = corpus(tmp_path, ["abc"], ["z"], vocab=vocab)
+    assert found.train.tolist() == [1, 2, 3, 0]
+    assert (tmp_path / "train.bin").stat().st_size == 4 * size
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="gives the token 26, but the model has 26"):
+        corpus(tmp_path, ["xyz"], ["a"], vocab=26)
 
 
 def test_text_that_is_no_unicode(tmp_path: Path) -> None:

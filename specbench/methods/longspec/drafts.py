@@ -43,8 +43,8 @@ def locate_draft(spec: str | None, target: str) -> Source:
         return Source("safetensors", path.resolve().name, path=path)
     if path.exists() or path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") != 1:
         raise UsageError(
-            f"--draft-weights {spec}: there is no such folder; a draft is a folder with {CONFIG} and "
-            f"{WEIGHTS}, a hub id, or 'dummy' for random weights"
+            f"--draft-weights {spec}: there is no such folder; a draft is a folder with {CONFIG} "
+            f"and {WEIGHTS}, a hub id, or 'dummy' for random weights"
         )
     folder, commit = download(spec, None, (CONFIG,))
     return Source("safetensors", spec, path=folder, hub_id=spec, revision=commit)
