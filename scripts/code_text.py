@@ -21,6 +21,8 @@ SKIPPED = {"__pycache__", "node_modules", "_vendor", "site-packages", "dist-pack
 DOCUMENT = 256 * 1024
 LARGEST_FILE = 512 * 1024
 SMALLEST_FILE = 200
+# about 40,000 tokens, and less than a document that goes on behind it
+PROMPT = 160 * 1024
 # beyond it a file is data or generated, not written
 MEAN_LINE = 120
 
@@ -35,6 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--hold-out", action="append", default=[], metavar="PACKAGE")
     parser.add_argument("--held-out-share", type=int, default=50, help="one package in so many")
     parser.add_argument("--megabytes", type=float, default=400, help="of training text, at most")
+    parser.add_argument("--prompts", type=int, default=0, help="prompts of held-out text to write")
     options = parser.parse_args(argv)
     written = {"train": 0, "eval": 0}
     files = {}
@@ -42,6 +45,7 @@ def main(argv: list[str] | None = None) -> None:
         (options.output / side).mkdir(parents=True, exist_ok=True)
         files[side] = (options.output / side / "code.jsonl").open("w", encoding="utf-8")
     known: set[bytes] = set()
+    prompts: list[str] = []
     for root in options.root or roots():
         for package in sorted(packages(root)):
             held = package.stem in options.hold_out or chosen(package.stem, options.held_out_share)
@@ -51,9 +55,18 @@ def main(argv: list[str] | None = None) -> None:
                     continue
                 files[side].write(json.dumps({"text": document}) + "\n")
                 written[side] += len(document)
+                if held and len(document) > PROMPT:
+                    prompts.append(document[:PROMPT])
     for side, file in files.items():
         file.close()
         print(f"{side}: {written[side] / 2**20:.1f} MB in {file.name}")
+    if options.prompts:
+        # from all over the packages, each prompt cut where its text goes on
+        chosen_prompts = prompts[:: max(1, len(prompts) // options.prompts)][: options.prompts]
+        with (options.output / "prompts.jsonl").open("w", encoding="utf-8") as file:
+            for number, prompt in enumerate(chosen_prompts):
+                file.write(json.dumps({"id": f"code-{number}", "prompt": prompt}) + "\n")
+        print(f"{len(chosen_prompts)} prompts of {PROMPT:,} characters in {file.name}")
     if not all(written.values()):
         sys.exit("one side has no text: name more folders with --root, or packages with --hold-out")
 

@@ -52,6 +52,22 @@ def test_packages_train_or_evaluate_as_a_whole(tmp_path: Path) -> None:
     assert not any(word in text for text in train + held for word in ("cached", "xxx", "info"))
 
 
+def test_prompts_are_the_beginnings_of_long_held_out_documents(tmp_path: Path) -> None:
+    root = tmp_path / "packages"
+    for name in ("alpha", "beta"):
+        (root / name).mkdir(parents=True)
+        for part in range(4):
+            (root / name / f"{part}.py").write_text(f"# {name} {part}\n" + "x = 1\n" * 20_000)
+    argv = [str(tmp_path / "out"), "--root", str(root), "--hold-out", "beta", "--prompts", "3"]
+    found = script("code_text.py")
+    found["main"]([*argv, "--held-out-share", "1000000007"])
+    lines = (tmp_path / "out" / "prompts.jsonl").read_text().splitlines()
+    prompts = [json.loads(line)["prompt"] for line in lines]
+    assert len(prompts) == 1
+    assert prompts[0].startswith("# beta/0.py\n# beta 0\n")
+    assert len(prompts[0]) == found["PROMPT"]
+
+
 def test_one_side_without_text_is_said(tmp_path: Path) -> None:
     (tmp_path / "packages").mkdir()
     with pytest.raises(SystemExit, match="one side has no text"):

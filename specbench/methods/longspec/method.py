@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specbench.config import RunConfig
 from specbench.engine.batch import Batch
-from specbench.methods.base import Capabilities, Draft, EngineMethod, Parameters
+from specbench.methods.base import Capabilities, Draft, EngineMethod, Parameters, Tunable
 from specbench.methods.longspec.block import DraftBlock, rotation
 from specbench.methods.longspec.config import DraftConfig
 from specbench.methods.longspec.drafts import DUMMY, locate_draft, shipped
@@ -46,6 +46,7 @@ class LongSpec(EngineMethod):
     paper = "arXiv 2502.17421"
     capabilities = Capabilities(needs_draft_weights=True)
     parameters_type = LongSpecParameters
+    tunable = Tunable(gammas=(1, 2, 3, 4, 5, 6, 8), probe_gamma=5)
     parameters: LongSpecParameters
 
     @property
