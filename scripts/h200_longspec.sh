@@ -3,6 +3,7 @@
 # usage: scripts/h200_longspec.sh MODEL RECIPE OUTPUT_FOLDER STAGE...
 # stages, each of which may be a call of its own:
 #   text                   text and prompts from the installed packages (HOLD_OUT names packages)
+#   own, own.chat          what the target writes itself, beside the text (five minutes; again for more)
 #   encode                 the text as tokens
 #   train                  one part of the training; again until it says that all steps are done
 #   ablation.NAME          200 short steps; NAME is all, no-anchor-offset or no-flash-noise
@@ -34,6 +35,12 @@ for stage in "$@"; do
         hold_out=()
         for package in ${HOLD_OUT:-}; do hold_out+=(--hold-out "$package"); done
         python3 scripts/code_text.py "$out/text" --prompts 24 "${hold_out[@]}"
+        ;;
+    own | own.chat)
+        chat=()
+        [[ $stage != *.chat ]] || chat=(--chat)
+        python3 scripts/target_text.py "$model" "$out/text/train/code.jsonl" \
+            "$out/text/train/$stage.jsonl" "${chat[@]}"
         ;;
     encode) train train --encode-only ;;
     train) train train ;;

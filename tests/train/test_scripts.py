@@ -10,6 +10,9 @@ import pytest
 import specbench
 from specbench.config import build
 from specbench.train.config import TrainConfig
+from tests.engine.hf_models import save as hf_save
+from tests.engine.hf_models import tiny_hf
+from tests.engine.tokenizer_file import write_tokenizer
 
 ROOT = Path(specbench.__file__).parents[1]
 
@@ -109,6 +112,27 @@ def test_two_trainings_are_compared(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert len((tmp_path / "out" / "ablation.csv").read_text().splitlines()) == 7
     with pytest.raises(SystemExit, match="no evaluation at the place 'far'"):
         main([*folders, "--place", "far", "--output", str(tmp_path / "out")])
+
+
+def test_a_target_writes_text_in_parts(tmp_path: Path) -> None:
+    model = hf_save(tiny_hf("llama"), tmp_path / "target")
+    write_tokenizer(model, ("red", "green", "blue"))
+    documents, output = tmp_path / "code.jsonl", tmp_path / "own.jsonl"
+    texts = ["red green blue " * 5, "blue " * 9, "green " * 7]
+    documents.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    sizes = ("--prompt-tokens", "3", "--new-tokens", "4", "--batch-size", "2")
+    argv = [str(model), str(documents), str(output), *sizes]
+    argv += ["--device", "cpu", "--dtype", "float32"]
+    main = script("target_text.py")["main"]
+    main(argv)
+    first = output.read_text()
+    rows = [json.loads(line) for line in first.splitlines()]
+    assert [row["number"] for row in rows] == [0, 1, 2]
+    assert rows[1]["text"].startswith("blue")
+    # the last row was cut off: it is written again, and nothing else
+    output.write_text(first[:-5])
+    main(argv)
+    assert output.read_text() == first
 
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "recipes" / "longspec").glob("*.yaml")))
