@@ -8,9 +8,9 @@ from torch import Tensor
 
 from specbench.engine.model import Transformer
 from specbench.methods.longspec.block import DraftBlock
+from specbench.train.corpus import Corpus, cut
 from specbench.train.loss import IGNORED
 from specbench.train.objective import draft_loss, offset_positions, watch
-from specbench.train.tokens import Corpus, cut
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from specbench.train.trainer import StepLog, Trainer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specbench.train.run import Job
+    from specbench.train.prepare import Job
 
 # an evaluation and a checkpoint may follow the last step that fits
 _RESERVE_SECONDS = 2.0

@@ -1,9 +1,8 @@
-"""Text to rows of tokens: encoded once, packed, what evaluates kept apart from what trains."""
+"""Text to tokens: encoded once, packed, what evaluates kept apart from what trains."""
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from specbench.errors import DataError
 from specbench.files import disk_errors, write_atomically
-from specbench.train.loss import IGNORED
+from specbench.train.corpus import PARTS, RECORD, Corpus, read_corpus, sha256_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,69 +20,6 @@ if TYPE_CHECKING:
 _HELD_OUT = 100
 # enough for every core to have some of them
 _BATCH_CHARACTERS = 2**25
-TOKENS = "tokens.json"
-Tokens = NDArray[np.uint16] | NDArray[np.uint32]
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Tokens of all documents in a line, each followed by the separator.
-
-    Attributes
-    ----------
-    train, evaluation : ndarray
-        uint16 or uint32 `[n]`.
-    separator : int
-    record : dict
-        Documents, tokens and checksums, for the records.
-    """
-
-    train: Tokens
-    evaluation: Tokens
-    separator: int
-    record: dict[str, Any]
-
-    def rows(self, length: int) -> int:
-        """How many rows of `length` tokens there are to train on.
-
-        Raises
-        ------
-        DataError
-            There is not enough text for one.
-        """
-        count = (len(self.train) - 1) // length
-        if count < 1:
-            raise DataError(
-                f"the data has {len(self.train):,} tokens to train on, which is no row of "
-                f"{length:,}: give more --data, or set --short-len or --long-len lower"
-            )
-        return count
-
-
-def cut(
-    tokens: Tokens, separator: int, length: int, rows: Iterable[int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of packed tokens, and what follows each token.
-
-    Parameters
-    ----------
-    tokens : ndarray
-        uint16 or uint32 `[n]`.
-    separator : int
-        What follows it is another document, which nothing can foresee: its label is ignored.
-    length : int
-    rows : iterable of int
-        Row r begins at token ``r * length``.
-
-    Returns
-    -------
-    tokens, labels : ndarray
-        int64 `[B, length]`.
-    """
-    found = np.stack([tokens[r * length : (r + 1) * length + 1] for r in rows]).astype(np.int64)
-    inputs, labels = found[:, :-1], found[:, 1:].copy()
-    labels[inputs == separator] = IGNORED
-    return inputs, labels
 
 
 def encode(
@@ -121,7 +57,7 @@ def encode(
         The disk is full or refuses.
     """
     kind_of_token = np.uint16 if vocab_size <= 2**16 else np.uint32
-    present = _present(folder, identity, separator)
+    present = read_corpus(folder, identity, separator)
     if present is not None:
         return present
     folder.mkdir(parents=True, exist_ok=True)
@@ -154,11 +90,11 @@ def encode(
         "identity": identity,
         "type": kind_of_token.__name__,
         "documents": counts,
-        "sha256": {name: _sha256(folder / f"{name}.bin") for name in ("train", "evaluation")},
+        "sha256": {name: sha256_of(folder / f"{name}.bin") for name in PARTS},
         **sizes,
     }
-    write_atomically(folder / TOKENS, json.dumps(record, indent=2).encode())
-    found = _present(folder, identity, separator)
+    write_atomically(folder / RECORD, json.dumps(record, indent=2).encode())
+    found = read_corpus(folder, identity, separator)
     assert found is not None
     return found
 
@@ -167,7 +103,7 @@ class _Writers:
     """The token files, open for appending, one a kind."""
 
     def __init__(self, folder: Path) -> None:
-        self.files = {name: (folder / f"{name}.bin").open("wb") for name in ("train", "evaluation")}
+        self.files = {name: (folder / f"{name}.bin").open("wb") for name in PARTS}
 
     def append(self, kind: str, tokens: NDArray[Any]) -> None:
         """Write one document."""
@@ -214,32 +150,3 @@ def _hold_out_the_end(folder: Path, kind: type[np.integer[Any]]) -> dict[str, in
         tokens[kept:].tofile(folder / "evaluation.bin")
         tokens[:kept].tofile(file)
     return {"held_out_of_the_end": len(tokens) - kept}
-
-
-def _present(folder: Path, identity: dict[str, Any], separator: int) -> Corpus | None:
-    """The tokens that `folder` holds, if they are complete and those of `identity`."""
-    if not (folder / TOKENS).is_file():
-        return None
-    try:
-        record = json.loads((folder / TOKENS).read_text(encoding="utf-8"))
-    except ValueError:
-        return None
-    if record.get("identity") != identity:
-        return None
-    for name, expected in record["sha256"].items():
-        file = folder / f"{name}.bin"
-        if not file.is_file() or _sha256(file) != expected:
-            return None
-    lines = {
-        name: np.memmap(folder / f"{name}.bin", dtype=record["type"], mode="r")
-        if (folder / f"{name}.bin").stat().st_size
-        else np.zeros(0, dtype=record["type"])
-        for name in ("train", "evaluation")
-    }
-    record |= {"tokens": {name: len(line) for name, line in lines.items()}}
-    return Corpus(lines["train"], lines["evaluation"], separator, record)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

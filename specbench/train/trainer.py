@@ -10,9 +10,9 @@ from specbench.engine.model import Transformer
 from specbench.errors import NumericalError
 from specbench.methods.longspec.block import DraftBlock
 from specbench.train.config import TrainConfig
+from specbench.train.corpus import Corpus, cut
 from specbench.train.objective import draft_loss, offset_positions, watch
 from specbench.train.stages import Stage, noise_of, rows_of, stage_of, stages_of
-from specbench.train.tokens import Corpus, cut
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from specbench.errors import DataError
-from specbench.train.tokens import Corpus, cut, encode
+from specbench.train.corpus import Corpus, cut
+from specbench.train.tokens import encode
 
 SEPARATOR = 0
 

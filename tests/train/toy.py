@@ -11,7 +11,7 @@ from specbench.engine.model import Transformer
 from specbench.methods.longspec.block import DraftBlock
 from specbench.methods.longspec.config import DraftConfig
 from specbench.train.config import TrainConfig
-from specbench.train.tokens import Corpus
+from specbench.train.corpus import Corpus
 from specbench.train.trainer import Trainer
 from tests.support.tiny import autoregressive, decode, prompts, tiny_model
 
