@@ -188,7 +188,9 @@ class Engine:
         key = torch.tensor([request], device=self.device)
         start = torch.full_like(key, len(token_ids) - 1)
         none = torch.zeros_like(key)
-        _, first = accept_chain(logits[:, None], None, none, self.sampling, key, start)
+        _, first = accept_chain(
+            logits[:, None], None, none, self.sampling, key, start, self.compute.probabilities
+        )
         token, bad = torch.stack([first, invalid(logits).long()]).flatten().tolist()
         if bad:
             self.release(row)
@@ -264,10 +266,16 @@ class Engine:
                 for at in range(first, end, _SCORED_ROWS):
                     stop = min(at + _SCORED_ROWS, end)
                     logits = self.compute.logits(hidden[0, at - begin : stop - begin])
-                    yield logits, following[at:stop]
+                    # a half type's differences are too coarse to judge by
+                    wide = torch.promote_types(logits.dtype, torch.float32)
+                    yield logits.to(wide), following[at:stop]
                 begin = end
         finally:
             self.release(0)
+
+    def within(self, positions: Tensor) -> Tensor:
+        """Positions that the tables have: masked rows may point past them, to no effect."""
+        return positions.clamp(0, self.max_len - 1)
 
     def next_tokens(
         self, tokens: Tensor, position: Tensor, attention: Attention, offset: int
@@ -279,7 +287,7 @@ class Engine:
         tokens : Tensor
             int64 `[R]`.
         position : Tensor
-            int64 `[R, 1]`.
+            int64 `[R, 1]`, `within` the tables.
         attention : Attention
         offset : int
             The draft's place in the iteration; keys its random numbers.
@@ -291,7 +299,6 @@ class Engine:
         probs : Tensor or None
             `[R, V]`, the distribution that it was drawn from; None at temperature 0.
         """
-        position = self._within(position)
         if self.sampling.greedy:
             best, _ = self.compute.best(tokens[:, None], position, attention)
             return best[:, 0], None
@@ -358,7 +365,7 @@ class Engine:
             collector,
             self.phases,
         )
-        positions = self._within(positions)
+        positions = self.within(positions)
         if self.sampling.greedy:
             best, bad = self.compute.best(chunk, positions, attention)
             accepted, following = accept_greedy(best, draft, allowed)
@@ -375,10 +382,6 @@ class Engine:
                 self.compute.probabilities,
             )
         return accepted, following, (invalid(logits) & rows).any(1)
-
-    def _within(self, positions: Tensor) -> Tensor:
-        """Masked rows may point past the tables; what they compute is never read."""
-        return positions.clamp(0, self.max_len - 1)
 
     def _chunks(
         self, row: int, token_ids: list[int], method: EngineMethod | None

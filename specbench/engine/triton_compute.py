@@ -164,7 +164,7 @@ class TritonCompute(Compute):
         """The residual stream after the last layer."""
         model, fusion = self.model, self.fusion
         eps, n = model.config.rms_norm_eps, tokens.numel()
-        flat, slots = positions.reshape(-1), attention.slots.reshape(-1)
+        flat, slots = (x.reshape(-1).contiguous() for x in (positions, attention.slots))
         stream = _Stream(F.embedding(tokens.reshape(-1), model.embed))
         layers = cast(list[Layer], list(model.layers))
         for index, layer in enumerate(layers):

@@ -11,7 +11,7 @@ from specbench.methods.base import Draft
 
 
 def draft_chain(
-    engine: Engine, gamma: int, attention: Callable[[Tensor, Tensor], Attention]
+    engine: Engine, gamma: int, attention: Callable[[Tensor, Tensor, int], Attention]
 ) -> Draft:
     """Gamma tokens for every row, one forward each, their KV at lookahead positions of the cache.
 
@@ -21,18 +21,21 @@ def draft_chain(
     gamma : int
         At least 1.
     attention : callable
-        Called once a step with the position `[R, 1]` of the token that is fed, and with which rows
-        still draft, bool `[R, 1]`; returns what attends for it.
+        Called once a step with the position `[R, 1]` of the token that is fed, with which rows
+        still draft, bool `[R, 1]`, and with the step's number; returns what attends for it.
     """
     batch = engine.batch
     allowed = batch.allowed(gamma)
     token = batch.tokens
     tokens: list[Tensor] = []
     probs: list[Tensor] = []
+    # of all steps at once: each operation less is a launch less
+    steps = torch.arange(gamma, device=allowed.device)[:, None]
+    positions, drafting = (batch.lengths + steps)[..., None], (steps < allowed)[..., None]
+    fed = engine.within(positions)
     for step in range(gamma):
-        position = (batch.lengths + step)[:, None]
-        drafting = (step < allowed)[:, None]
-        token, q = engine.next_tokens(token, position, attention(position, drafting), step)
+        attend = attention(positions[step], drafting[step], step)
+        token, q = engine.next_tokens(token, fed[step], attend, step)
         tokens.append(token)
         if q is not None:
             probs.append(q)

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from specbench.config import Queries, Score, Share
-from specbench.engine.batch import Batch
+from specbench.engine.batch import Batch, slots_of
 from specbench.engine.forward import ScoreCollector, SparseAttention
 from specbench.engine.random import Purpose, uniform
 from specbench.kernels.paged_attention.reference import Collect
@@ -107,14 +107,22 @@ class Vegas(EngineMethod):
         gamma = self.gamma
         if gamma == 0:
             return None
-        reach = self.ranked[:, None] + torch.arange(2 * gamma + 1, device=self.ranked.device)
+        offset = torch.arange(2 * gamma + 1, device=self.ranked.device)
+        reach = self.ranked[:, None] + offset
+        slots, position = slots_of(batch.block_table, reach), batch.lengths[:, None]
+        steps = offset[:gamma]
+        drafting = steps < batch.allowed(gamma)[:, None]
+        own = batch.slots(position + steps, drafting).T.contiguous()[..., None]
+        # `[gamma, R, T]`: a step reads what lies behind the ranked prefix, up to its own token
+        read = (reach <= position + steps[:, None, None]) & drafting.T[..., None]
+        tails = torch.where(read, slots, -1)
 
-        def attention(position: Tensor, drafting: Tensor) -> SparseAttention:
+        def attention(_position: Tensor, _drafting: Tensor, step: int) -> SparseAttention:
             return SparseAttention(
                 self.engine.cache,
                 self.selected,
-                batch.slots(reach, (reach <= position) & drafting),
-                batch.slots(position, drafting),
+                tails[step],
+                own[step],
                 self.engine.scale,
             )
 

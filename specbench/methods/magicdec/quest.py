@@ -98,7 +98,7 @@ class Quest(MagicDec):
         return draft_chain(
             self.engine,
             self.gamma,
-            lambda position, drafting: QuestAttention(self, batch, position, drafting),
+            lambda position, drafting, step: QuestAttention(self, batch, position, drafting),
         )
 
     def _bound(self, batch: Batch, rows: slice, pages: Tensor, layers: slice) -> None:

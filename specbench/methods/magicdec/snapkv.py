@@ -108,7 +108,7 @@ class SnapKV(MagicDec):
         engine = self.engine
         reach = self.start[:, None] + self.offset
 
-        def attention(position: Tensor, drafting: Tensor) -> SparseAttention:
+        def attention(position: Tensor, drafting: Tensor, step: int) -> SparseAttention:
             return SparseAttention(
                 engine.cache,
                 self.selected,
