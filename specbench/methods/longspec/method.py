@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specbench.config import RunConfig
 from specbench.engine.batch import Batch
+from specbench.errors import UsageError
 from specbench.methods.base import Capabilities, Draft, EngineMethod, Parameters, Tunable
 from specbench.methods.longspec.block import DraftBlock, rotation
 from specbench.methods.longspec.config import DraftConfig
@@ -89,8 +90,6 @@ class LongSpec(EngineMethod):
         if not loaded:
             self.block = self.load_block(engine)
         config = self.block.config
-        if self.gamma >= config.window:
-            raise ValueError(f"gamma {self.gamma} exceeds the draft's window {config.window}")
         self.ring = Ring(
             engine.batch.rows,
             config.window,
@@ -230,4 +229,9 @@ class LongSpec(EngineMethod):
             return DraftConfig.of(target)
         config = read_config(source.root, source.label)
         config.check_target(target, source.label)
+        if self.gamma >= config.window:
+            raise UsageError(
+                f"longspec: --gamma {self.gamma} must be below the {config.window} tokens that the "
+                f"draft {source.label} looks back on"
+            )
         return config

@@ -14,7 +14,7 @@ from specbench.engine.sampling import Sampling, probabilities
 from specbench.errors import UsageError
 from specbench.methods.longspec import drafts
 from specbench.methods.longspec.config import DraftConfig
-from specbench.methods.longspec.method import LongSpec
+from specbench.methods.longspec.method import LongSpec, LongSpecParameters
 from specbench.methods.longspec.tree import grow
 from specbench.methods.longspec.weights import save
 from tests.methods.longspec.dense import draft_logits
@@ -145,6 +145,17 @@ def test_without_weights_the_run_is_refused_before_the_model_is_loaded() -> None
         UsageError, match=r"longspec needs draft weights for tiny: .*specbench train"
     ):
         method.memory_bytes(tiny_config(), 1, 100, torch.float32)
+
+
+def test_a_chain_must_fit_into_the_window(tmp_path: Path) -> None:
+    save(random_block(DraftConfig.of(tiny_config(), window=6)), tmp_path)
+    for gamma, fits in ((5, True), (6, False)):
+        method = LongSpec(LongSpecParameters(draft_weights=str(tmp_path), gamma=gamma))
+        if fits:
+            assert method.memory_bytes(tiny_config(), 1, 100, torch.float32) > 0
+            continue
+        with pytest.raises(UsageError, match="--gamma 6 must be below the 6 tokens"):
+            method.memory_bytes(tiny_config(), 1, 100, torch.float32)
 
 
 def test_the_records_name_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
