@@ -62,7 +62,7 @@ class Session:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.3f} · {task.fields[rate]:,.0f} tokens/s"),
+            TextColumn("{task.fields[shown]}"),
             TimeRemainingColumn(),
             console=console,
         )
@@ -83,7 +83,7 @@ class Session:
         """Train to the end, or as long as there is time; returns the exit status."""
         config, steps = self.job.config, self.trainer.steps
         task = self.progress.add_task(
-            "training", total=steps, completed=self.state["step"], loss=float("nan"), rate=0.0
+            "training", total=steps, completed=self.state["step"], shown=""
         )
         longest = 0.0
         while self.state["step"] < steps and self._has_time(longest):
@@ -96,8 +96,7 @@ class Session:
                 task,
                 completed=step,
                 description=f"{log.stage} stage",
-                loss=log.loss,
-                rate=log.tokens / seconds,
+                shown=f"loss {log.loss:.3f} · {log.tokens / seconds:,.0f} tokens/s",
             )
             if step % config.eval_every == 0 or step == steps:
                 self._evaluate()
