@@ -93,6 +93,9 @@ class RunConfig(BaseModel):
     kept_ratio: float | None = Field(
         None, gt=0, le=1, description="Share of the KV entries that drafts read."
     )
+    draft_weights: str | None = Field(
+        None, description="LongSpec's weights: a folder, a hub id, or 'dummy' for random ones."
+    )
     ngram_max: PositiveInt | None = Field(
         None, description="Longest run of last tokens that prompt lookup looks for."
     )
@@ -165,6 +168,7 @@ METHOD_FIELDS = (
     "variant",
     "gamma",
     "kept_ratio",
+    "draft_weights",
     "ngram_max",
     "ngram_min",
     "budget",
@@ -182,9 +186,9 @@ METHOD_FIELDS = (
 )
 
 
-C = TypeVar("C", bound=RunConfig)
+C = TypeVar("C", bound=BaseModel)
 # Names that may stand alone in a YAML file, and lists that keep each value once.
-_LISTS = ("method", "dataset", "vllm_arg", "ratios", "gammas")
+_LISTS = ("method", "dataset", "vllm_arg", "ratios", "gammas", "data", "eval_data")
 
 
 def build_config(values: dict[str, Any], file: Path | None = None) -> RunConfig:
@@ -198,7 +202,7 @@ def build(kind: type[C], values: dict[str, Any], file: Path | None = None) -> C:
     Parameters
     ----------
     kind : type
-        RunConfig or TuneConfig.
+        RunConfig, TuneConfig or TrainConfig.
     values : dict
         Options given on the command line; `None` means not given.
     file : Path, optional

@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "variant": (["x"], "x"),
     "gamma": (["0"], 0),
     "kept_ratio": (["1"], 1.0),
+    "draft_weights": (["draft"], "draft"),
     "ngram_max": (["5"], 5),
     "ngram_min": (["3"], 3),
     "budget": (["256"], 256),

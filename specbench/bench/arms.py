@@ -47,6 +47,7 @@ def build_arms(config: RunConfig) -> list[Arm]:
     names = list(config.method)
     if "all" in names:
         names = [name for name in METHODS.names() if name != VLLM or _has_vllm(config)]
+        names = [name for name in names if METHODS.get(name).in_all(config)]
     if config.baseline and AUTOREGRESSIVE not in names:
         names.insert(0, AUTOREGRESSIVE)
     names.sort(key=lambda name: name != AUTOREGRESSIVE)

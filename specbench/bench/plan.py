@@ -17,6 +17,7 @@ from specbench.bench.residency import Residency, plan_residency
 from specbench.bench.workload import Workload, build_workloads, fit_context
 from specbench.config import RunConfig
 from specbench.errors import OutOfMemoryError, UsageError
+from specbench.methods import METHODS
 from specbench.methods.base import EngineMethod
 from specbench.results.cells import VLLM
 from specbench.results.reading import read_run
@@ -90,6 +91,12 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
     arms = build_arms(config) if arms is None else arms
     if "all" in config.method and not any(arm.method.name == VLLM for arm in arms):
         choices.append("vllm: left out of 'all', not installed here; --vllm-python names another")
+    if "all" in config.method:
+        choices += [
+            f"{name}: left out of 'all', no draft for {config.model}; --draft-weights names one"
+            for name in METHODS
+            if not METHODS.get(name).in_all(config)
+        ]
     spec = str(config.model)
     shape = read_model_config(spec, config.model_revision, config.rope_scaling)
     tokenizer = load_tokenizer(spec, config.model_revision)

@@ -13,6 +13,7 @@ from specbench.engine.model import Attention, Transformer
 from specbench.engine.sampling import Sampling, argmax, invalid, probabilities
 from specbench.errors import UsageError
 from specbench.kernels.flash_attention import find_peer
+from specbench.kernels.paged_attention.reference import paged_attention
 from specbench.kernels.selection import reference as selection
 
 Backend = Literal["auto", "triton", "flash-attn", "sdpa"]
@@ -58,6 +59,22 @@ class Compute(ABC):
         return probabilities(logits, sampling)
 
     @abstractmethod
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        block_table: Tensor,
+        kv_lens: Tensor,
+        q_lens: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """Attention over what a layer has cached, for a draft that is no part of the model.
+
+        Arguments and result are those of `kernels.paged_attention`, with any number of query heads
+        that the KV heads divide.
+        """
+
+    @abstractmethod
     def select_slots(
         self,
         scores: Tensor,
@@ -100,6 +117,19 @@ class ReferenceCompute(Compute):
         """See `Compute`."""
         out: Tensor = self.model(tokens, positions, attention)
         return out
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        block_table: Tensor,
+        kv_lens: Tensor,
+        q_lens: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """See `Compute`."""
+        keys, values = self.cache.layer(layer)
+        return paged_attention(q, keys, values, block_table, kv_lens, q_lens, scale)
 
     def select_slots(
         self,

@@ -16,7 +16,7 @@ from specbench.engine.kv_cache import KVCache, pages_for
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.phases import Phases
 from specbench.engine.random import Purpose, uniform
-from specbench.engine.sampling import Sampling, draw, invalid
+from specbench.engine.sampling import Sampling, argmax, draw, invalid
 from specbench.errors import ContextTooLongError
 from specbench.methods.base import Draft, EngineMethod
 
@@ -303,10 +303,12 @@ class Engine:
             best, _ = self.compute.best(tokens[:, None], position, attention)
             return best[:, 0], None
         hidden = self.compute.hidden(tokens[:, None], position, attention)
-        return self._pick(self.compute.logits(hidden[:, 0]), offset)
+        return self.pick(self.compute.logits(hidden[:, 0]), offset)
 
-    def _pick(self, logits: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-        """Draft tokens `[R]` from logits `[R, V]`, and the distribution they are drawn from."""
+    def pick(self, logits: Tensor, offset: int) -> tuple[Tensor, Tensor | None]:
+        """Draft tokens `[R]` from logits `[R, V]`, and their distribution where it is random."""
+        if self.sampling.greedy:
+            return argmax(logits), None
         batch, q = self.batch, self.compute.probabilities(logits, self.sampling)
         u = uniform(self.sampling.seed, batch.request, batch.lengths, offset, Purpose.DRAFT)
         return draw(q, u), q

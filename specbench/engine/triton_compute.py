@@ -86,7 +86,7 @@ class TritonCompute(Compute):
             Fusion(0, MAX_ROWS, 0, MAX_ROWS, 0) if model.dtype == torch.float16 else Fusion()
         )
         self._narrow: tuple[FullAttention, Tensor, Tensor] | None = None
-        self._paged: dict[tuple[int, int, Collect | None], PagedAttention] = {}
+        self._paged: dict[tuple[int, int, int, Collect | None], PagedAttention] = {}
         self._sparse: dict[int, SparseAttentionWorkspace] = {}
         self._selection: dict[tuple[int, int, int], SelectionWorkspace] = {}
 
@@ -133,6 +133,20 @@ class TritonCompute(Compute):
     def probabilities(self, logits: Tensor, sampling: Sampling) -> Tensor:
         """See `Compute`."""
         return sampled_probabilities(logits, sampling)
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        block_table: Tensor,
+        kv_lens: Tensor,
+        q_lens: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """See `Compute`."""
+        rows, queries, heads, _ = q.shape
+        paged = self._paged_workspace(rows, queries, None, heads)
+        return paged(q, *self.cache.layer(layer), block_table, kv_lens, q_lens, scale)
 
     def select_slots(
         self,
@@ -307,14 +321,17 @@ class TritonCompute(Compute):
             scores=scores,
         )
 
-    def _paged_workspace(self, rows: int, queries: int, collect: Collect | None) -> PagedAttention:
-        key = rows, queries, collect
+    def _paged_workspace(
+        self, rows: int, queries: int, collect: Collect | None, heads: int | None = None
+    ) -> PagedAttention:
+        config = self.model.config
+        heads = heads or config.num_heads
+        key = rows, queries, heads, collect
         if key not in self._paged:
-            config = self.model.config
             self._paged[key] = PagedAttention(
                 rows,
                 queries,
-                config.num_heads,
+                heads,
                 config.num_kv_heads,
                 config.head_dim,
                 self.model.max_len,

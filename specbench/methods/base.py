@@ -120,6 +120,11 @@ class Method(ABC):
             raise UsageError(f"{cls.name}: {detail}") from error
 
     @classmethod
+    def in_all(cls, config: RunConfig) -> bool:
+        """Whether ``--method all`` includes this method: where `config` has all that it needs."""
+        return True
+
+    @classmethod
     def variants(cls) -> "dict[str, type[Method]]":
         """The classes that this method's arms are of, by the name that records carry."""
         return {cls.name: cls}

@@ -5,13 +5,23 @@ import torch
 
 from specbench.engine.engine import Engine
 from specbench.engine.sampling import Sampling
-from tests.support.tiny import autoregressive, decode, lookup, magicdec, prompts, tiny_model, vegas
+from tests.support.tiny import (
+    autoregressive,
+    decode,
+    longspec,
+    lookup,
+    magicdec,
+    prompts,
+    tiny_model,
+    vegas,
+)
 
 pytestmark = pytest.mark.gpu
 
 SPECULATIVE = {
     "vegas": vegas(gamma=4),
     "lookup": lookup(ngram_min=1),
+    "longspec": longspec(),
     **{variant: magicdec(variant) for variant in ("stream", "snapkv", "quest")},
 }
 

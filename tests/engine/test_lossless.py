@@ -14,6 +14,7 @@ from specbench.methods.base import EngineMethod
 from tests.support.tiny import (
     autoregressive,
     decode,
+    longspec,
     lookup,
     magicdec,
     prompts,
@@ -32,6 +33,7 @@ VARIANTS = ["stream", "snapkv", "quest"]
 SOME = {
     "vegas": vegas(gamma=7),
     "lookup": lookup(gamma=7, ngram_min=1),
+    "longspec": longspec(gamma=7),
     **{variant: magicdec(variant, gamma=7) for variant in VARIANTS},
 }
 
@@ -64,6 +66,13 @@ def any_lookup(data: st.DataObject) -> EngineMethod:
         ngram_min=low,
         ngram_max=data.draw(st.integers(low, 5), label="ngram_max"),
     )
+
+
+def any_longspec(data: st.DataObject) -> EngineMethod:
+    """LongSpec, its window longer than the prompts, or hardly longer than its chain."""
+    gamma = data.draw(st.integers(0, 7), label="gamma")
+    extra = data.draw(st.sampled_from([1, 2, 5, 60]), label="window beyond gamma")
+    return longspec(window=gamma + extra, gamma=gamma)
 
 
 def any_magicdec(data: st.DataObject, variant: str) -> EngineMethod:
@@ -131,6 +140,12 @@ def test_vegas_equals_autoregressive_on_random_models(data: st.DataObject) -> No
 @given(data=st.data())
 def test_lookup_equals_autoregressive_on_random_models(data: st.DataObject) -> None:
     check_random_model(data, any_lookup)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_longspec_equals_autoregressive_on_random_models(data: st.DataObject) -> None:
+    check_random_model(data, any_longspec)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

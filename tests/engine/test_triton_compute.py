@@ -13,7 +13,15 @@ from specbench.engine.triton_compute import Fusion, TritonCompute
 from specbench.errors import UsageError
 from specbench.methods.base import EngineMethod
 from tests.support.buffers import DEVICE
-from tests.support.tiny import autoregressive, decode, magicdec, prompts, tiny_model, vegas
+from tests.support.tiny import (
+    autoregressive,
+    decode,
+    longspec,
+    magicdec,
+    prompts,
+    tiny_model,
+    vegas,
+)
 
 SHAPES = {
     "llama": {},
@@ -27,6 +35,7 @@ METHODS = {
     "vegas, one set a layer": vegas(share="layer", score="logit"),
     "stream": magicdec("stream"),
     "snapkv": magicdec("snapkv"),
+    "longspec": longspec(),
 }
 
 
