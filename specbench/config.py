@@ -20,6 +20,7 @@ from specbench.registry import unknown
 Score = Literal["logit", "weight", "random"]
 Queries = Literal["first+last", "last", "all"]
 Share = Literal["head", "layer"]
+Normaliser = Literal["exact", "previous"]
 Goal = Literal["throughput", "tpot"]
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Gamma = Annotated[int, Field(ge=0, le=64)]
@@ -109,6 +110,11 @@ class RunConfig(BaseModel):
     score: Score | None = Field(None, description="What Vegas ranks by; random is a control.")
     queries: Queries | None = Field(None, description="Verify rows whose scores Vegas sums.")
     share: Share | None = Field(None, description="One set a KV head, or one a layer.")
+    normaliser: Normaliser | None = Field(
+        None,
+        description="What Vegas's weights are divided by: their own sum, or that of the "
+        "verification before, which saves a second pass.",
+    )
     sinks: NonNegativeInt | None = Field(None, description="First tokens always kept.")
     window: NonNegativeInt | None = Field(
         None, description="Last ranked tokens always kept; SnapKV's are also those that rank."
@@ -176,6 +182,7 @@ METHOD_FIELDS = (
     "score",
     "queries",
     "share",
+    "normaliser",
     "sinks",
     "window",
     "pool",

@@ -72,6 +72,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "min_tokens": (["16"], 16),
     "score": (["logit"], "logit"),
     "queries": (["all"], "all"),
+    "normaliser": (["previous"], "previous"),
     "share": (["layer"], "layer"),
     "sinks": (["4"], 4),
     "window": (["32"], 32),

@@ -86,7 +86,7 @@ class TritonCompute(Compute):
             Fusion(0, MAX_ROWS, 0, MAX_ROWS, 0) if model.dtype == torch.float16 else Fusion()
         )
         self._narrow: tuple[FullAttention, Tensor, Tensor] | None = None
-        self._paged: dict[tuple[int, int, int, Collect | None], PagedAttention] = {}
+        self._paged: dict[tuple[int, int, int, Collect | None, bool], PagedAttention] = {}
         self._sparse: dict[int, SparseAttentionWorkspace] = {}
         self._selection: dict[tuple[int, int, int], SelectionWorkspace] = {}
 
@@ -269,10 +269,12 @@ class TritonCompute(Compute):
         collect = None if collector is None else collector.collect
         if self.flash_decode and collector is None and queries == 1:
             return self._flash(q, keys, values, attention, self.model.max_len)
-        paged = self._paged_workspace(rows, queries, collect)
+        norm = None if collector is None or collector.norm is None else collector.norm[layer]
+        paged = self._paged_workspace(rows, queries, collect, one_pass=norm is not None)
         if collector is None:
             return paged(q, *common)
-        return paged(q, *common, ranked=collector.ranked, scores=collector.scores[layer])
+        scores = collector.scores[layer]
+        return paged(q, *common, ranked=collector.ranked, scores=scores, norm=norm)
 
     def _flash(
         self, q: Tensor, keys: Tensor, values: Tensor, attention: FullAttention, longest: int
@@ -308,6 +310,7 @@ class TritonCompute(Compute):
                 scores,
             )
             return
+        norm = None if collector.norm is None else collector.norm[layer]
         # values do not matter for the scores: the keys stand in
         self._paged_workspace(1, 1, collect)(
             q[:, -1:].contiguous(),
@@ -317,16 +320,24 @@ class TritonCompute(Compute):
             attention.kv_lens,
             torch.ones_like(attention.q_lens),
             attention.scale,
+            lse=None if norm is None else norm[:, :1],
             ranked=collector.ranked,
             scores=scores,
         )
+        if norm is not None:
+            norm[:, 1:] = norm[:, :1]
 
     def _paged_workspace(
-        self, rows: int, queries: int, collect: Collect | None, heads: int | None = None
+        self,
+        rows: int,
+        queries: int,
+        collect: Collect | None,
+        heads: int | None = None,
+        one_pass: bool = False,
     ) -> PagedAttention:
         config = self.model.config
         heads = heads or config.num_heads
-        key = rows, queries, heads, collect
+        key = rows, queries, heads, collect, one_pass
         if key not in self._paged:
             self._paged[key] = PagedAttention(
                 rows,
@@ -338,6 +349,7 @@ class TritonCompute(Compute):
                 self.model.dtype,
                 self.device,
                 collect,
+                one_pass,
             )
         return self._paged[key]
 

@@ -46,11 +46,16 @@ def with_eos(model: Transformer, eos: tuple[int, ...]) -> Transformer:
 
 def any_vegas(data: st.DataObject) -> EngineMethod:
     """Vegas with settings of any kind."""
+    score = data.draw(st.sampled_from(["weight", "logit"]), label="score")
     return vegas(
         gamma=data.draw(st.integers(0, 7), label="gamma"),
         kept_ratio=data.draw(st.sampled_from([0.01, 0.1, 0.5, 1.0]), label="ratio"),
         min_tokens=data.draw(st.integers(3, 9), label="min_tokens"),
-        score=data.draw(st.sampled_from(["weight", "logit"]), label="score"),
+        score=score,
+        normaliser=data.draw(
+            st.sampled_from(["exact", "previous"] if score == "weight" else ["exact"]),
+            label="normaliser",
+        ),
         queries=data.draw(st.sampled_from(["first+last", "last", "all"]), label="queries"),
         share=data.draw(st.sampled_from(["head", "layer"]), label="share"),
         sinks=data.draw(st.integers(0, 2), label="sinks"),

@@ -33,6 +33,7 @@ SLOW = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 METHODS = {
     "autoregressive": autoregressive(),
     "vegas, one set a layer": vegas(share="layer", score="logit"),
+    "vegas, divided by the sum before": vegas(normaliser="previous"),
     "stream": magicdec("stream"),
     "snapkv": magicdec("snapkv"),
     "longspec": longspec(),
