@@ -68,7 +68,7 @@ def milliseconds(
         return made.tokens
 
     with torch.inference_mode():
-        work = engine._iterate if part == "iteration" else draft
+        work = engine.iterate if part == "iteration" else draft
         restore()
         graph, _ = capture(work, torch.cuda.graph_pool_handle())
         found = []

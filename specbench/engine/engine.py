@@ -106,6 +106,8 @@ class Engine:
         self._graphs = graphs
         self._captured: dict[EngineMethod, tuple[Sampling, CUDAGraph, Tensor]] = {}
         self._outbox = Outbox()
+        # measurements leave out what the method does to choose
+        self.frozen = False
         self._pages: dict[int, list[int]] = {}
 
     @property
@@ -226,7 +228,7 @@ class Engine:
         captured = self._captured.get(self.method)
         if captured is None:
             self.phases.reset()
-            self._outbox.send(self._iterate())
+            self._outbox.send(self.iterate())
             return
         _, graph, result = captured
         graph.replay()
@@ -318,10 +320,10 @@ class Engine:
         if not self._captured:
             self._pool = torch.cuda.graph_pool_handle()
         with torch.inference_mode():
-            graph, result = capture(self._iterate, self._pool)
+            graph, result = capture(self.iterate, self._pool)
         self._captured[self.method] = self.sampling, graph, result
 
-    def _iterate(self) -> Tensor:
+    def iterate(self) -> Tensor:
         """Draft, verify, accept, commit and observe; int64 `[R, 5 + tokens]` for `collect`."""
         batch, method = self.batch, self.method
         allowed = batch.allowed(method.gamma)
@@ -333,12 +335,15 @@ class Engine:
         if draft is not None:
             chunk = torch.cat([chunk, draft.tokens], dim=1)
         collector = method.collector(batch)
+        if self.frozen:
+            collector = None
         with self.phases("verify"):
             accepted, following, bad = self._verify(chunk, draft, allowed, collector)
         with self.phases("sampling"):
             committed = batch.commit(draft.tokens if draft else None, accepted, following)
-        with self.phases("selection"):
-            method.observe(batch)
+        if not self.frozen:
+            with self.phases("selection"):
+                method.observe(batch)
         columns = [committed.count, committed.accepted, allowed, committed.ended, bad]
         return torch.cat([torch.stack([c.long() for c in columns], 1), committed.tokens], 1)
 
