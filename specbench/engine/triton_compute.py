@@ -10,10 +10,11 @@ from torch import Tensor
 
 from specbench.engine.batch import Batch
 from specbench.engine.compute import Compute
-from specbench.engine.forward import FullAttention, ScoreCollector, SparseAttention
-from specbench.engine.kv_cache import PAGE_SIZE, KVCache, pages_for
+from specbench.engine.forward import FullAttention, SparseAttention
+from specbench.engine.kv_cache import PAGE_SIZE, KVCache
 from specbench.engine.model import Attention, Layer, Transformer
 from specbench.engine.sampling import Sampling, argmax, invalid
+from specbench.engine.triton_attention import TritonAttention
 from specbench.kernels.flash_attention import Peer
 from specbench.kernels.head.sample import probabilities as sampled_probabilities
 from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
@@ -25,15 +26,11 @@ from specbench.kernels.mlp.triton import gate_up_small, silu_mul
 from specbench.kernels.norm.reference import Prenormed
 from specbench.kernels.norm.triton import add_rms_norm, prenorm, rms_norm
 from specbench.kernels.paged_attention.launch import multiprocessors
-from specbench.kernels.paged_attention.reference import Collect, collect_scores
-from specbench.kernels.paged_attention.triton import PagedAttention
 from specbench.kernels.qkv.project import choose as choose_qkv
 from specbench.kernels.qkv.project import project_rope_write_kv
 from specbench.kernels.qkv.triton import rope_write_kv
 from specbench.kernels.selection.triton import select
 from specbench.kernels.selection.workspace import SelectionWorkspace
-from specbench.kernels.sparse_attention.triton import sparse_attention
-from specbench.kernels.sparse_attention.workspace import SparseAttentionWorkspace
 
 
 @dataclass(frozen=True)
@@ -85,9 +82,7 @@ class TritonCompute(Compute):
         self.fusion = fusion or (
             Fusion(0, MAX_ROWS, 0, MAX_ROWS, 0) if model.dtype == torch.float16 else Fusion()
         )
-        self._narrow: tuple[FullAttention, Tensor, Tensor] | None = None
-        self._paged: dict[tuple[int, int, int, Collect | None, bool], PagedAttention] = {}
-        self._sparse: dict[int, SparseAttentionWorkspace] = {}
+        self._attention = TritonAttention(model, cache, flash, flash_decode)
         self._selection: dict[tuple[int, int, int], SelectionWorkspace] = {}
 
     @property
@@ -145,7 +140,7 @@ class TritonCompute(Compute):
     ) -> Tensor:
         """See `Compute`."""
         rows, queries, heads, _ = q.shape
-        paged = self._paged_workspace(rows, queries, None, heads)
+        paged = self._attention.workspace(rows, queries, None, heads)
         return paged(q, *self.cache.layer(layer), block_table, kv_lens, q_lens, scale)
 
     def select_slots(
@@ -201,7 +196,7 @@ class TritonCompute(Compute):
             else:
                 h = stream.normed(layer.attn_norm, eps)
                 q = rope_write_kv(F.linear(h, layer.qkv), layer.qkv_bias, *place)
-            out = self._attend(attention, index, q.view(*tokens.shape, *q.shape[1:])).view(n, -1)
+            out = self._attention(attention, index, q.view(*tokens.shape, *q.shape[1:])).view(n, -1)
             if n <= fusion.o:
                 norm = layer.mlp_norm if n <= fusion.gate_up else None
                 self._add(stream, out, layer.o, layer.o_bias, norm)
@@ -240,128 +235,6 @@ class TritonCompute(Compute):
                 x, weight, bias, norm=norm, residual=residual, scratch=scratch
             )
 
-    def _attend(self, attention: FullAttention | SparseAttention, layer: int, q: Tensor) -> Tensor:
-        """Attention of `q` `[R, Q, H, D]`, whose keys and values are in the cache."""
-        keys, values = self.cache.layer(layer)
-        if isinstance(attention, SparseAttention):
-            return sparse_attention(
-                q,
-                keys,
-                values,
-                attention.selected[layer],
-                attention.tail,
-                attention.scale,
-                workspace=self._sparse_workspace(q),
-            )
-        collector = attention.collector
-        if attention.length is not None:
-            # chunks differ in their length: for each, a kernel would be compiled anew
-            if self.flash is None:
-                out = gathered_attention(q, keys, values, attention, attention.length)
-            else:
-                out = self._flash(q, keys, values, attention, attention.length)
-            if collector is not None:
-                self._collect_prefill(q, keys, attention, collector, layer)
-            return out
-        rows, queries = q.shape[:2]
-        lengths = attention.kv_lens, attention.q_lens
-        common = keys, values, attention.block_table, *lengths, attention.scale
-        collect = None if collector is None else collector.collect
-        if self.flash_decode and collector is None and queries == 1:
-            return self._flash(q, keys, values, attention, self.model.max_len)
-        norm = None if collector is None or collector.norm is None else collector.norm[layer]
-        paged = self._paged_workspace(rows, queries, collect, one_pass=norm is not None)
-        if collector is None:
-            return paged(q, *common)
-        scores = collector.scores[layer]
-        return paged(q, *common, ranked=collector.ranked, scores=scores, norm=norm)
-
-    def _flash(
-        self, q: Tensor, keys: Tensor, values: Tensor, attention: FullAttention, longest: int
-    ) -> Tensor:
-        """By FlashAttention, which takes every row of `q` for one that counts."""
-        assert self.flash is not None
-        if self._narrow is None or self._narrow[0] is not attention:
-            # once a forward: it wants int32
-            self._narrow = attention, attention.block_table.int(), attention.kv_lens.int()
-        _, table, lens = self._narrow
-        return self.flash.attend(q, keys, values, table, lens, longest, True)
-
-    def _collect_prefill(
-        self,
-        q: Tensor,
-        keys: Tensor,
-        attention: FullAttention,
-        collector: ScoreCollector,
-        layer: int,
-    ) -> None:
-        """Scores of a prompt's chunk: of its last row by the kernel, else by the reference."""
-        collect, scores = collector.collect, collector.scores[layer]
-        if collect.queries != "last" or collect.last != 1 or collect.add:
-            collect_scores(
-                q,
-                keys,
-                attention.block_table,
-                attention.kv_lens,
-                attention.q_lens,
-                collector.ranked,
-                attention.scale,
-                collect,
-                scores,
-            )
-            return
-        norm = None if collector.norm is None else collector.norm[layer]
-        # values do not matter for the scores: the keys stand in
-        self._paged_workspace(1, 1, collect)(
-            q[:, -1:].contiguous(),
-            keys,
-            keys,
-            attention.block_table,
-            attention.kv_lens,
-            torch.ones_like(attention.q_lens),
-            attention.scale,
-            lse=None if norm is None else norm[:, :1],
-            ranked=collector.ranked,
-            scores=scores,
-        )
-        if norm is not None:
-            norm[:, 1:] = norm[:, :1]
-
-    def _paged_workspace(
-        self,
-        rows: int,
-        queries: int,
-        collect: Collect | None,
-        heads: int | None = None,
-        one_pass: bool = False,
-    ) -> PagedAttention:
-        config = self.model.config
-        heads = heads or config.num_heads
-        key = rows, queries, heads, collect, one_pass
-        if key not in self._paged:
-            self._paged[key] = PagedAttention(
-                rows,
-                queries,
-                heads,
-                config.num_kv_heads,
-                config.head_dim,
-                self.model.max_len,
-                self.model.dtype,
-                self.device,
-                collect,
-                one_pass,
-            )
-        return self._paged[key]
-
-    def _sparse_workspace(self, q: Tensor) -> SparseAttentionWorkspace:
-        rows = len(q)
-        if rows not in self._sparse:
-            config = self.model.config
-            self._sparse[rows] = SparseAttentionWorkspace(
-                rows, config.num_heads, config.num_kv_heads, config.head_dim, q.dtype, self.device
-            )
-        return self._sparse[rows]
-
     @cached_property
     def _scratch(self) -> Scratch:
         """Enough for every projection of up to 64 rows."""
@@ -377,28 +250,6 @@ class TritonCompute(Compute):
                 needs.append(scratch_size(rows, hidden, inner, launch))
         floats, tiles = (max(sizes) for sizes in zip(*needs, strict=True))
         return Scratch.make(self.device, floats, tiles)
-
-
-def gathered_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, attention: FullAttention, length: int
-) -> Tensor:
-    """Causal attention of one request's chunk `[1, Q, H, D]`, by torch's own kernels."""
-    from torch.nn.attention.bias import causal_lower_right
-
-    pages = attention.block_table[0, : pages_for(length)]
-    k, v = (
-        cache[pages].flatten(0, 1)[:length].transpose(0, 1)[None] for cache in (k_cache, v_cache)
-    )
-    group = q.shape[2] // k.shape[1]
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k,
-        v,
-        attn_mask=causal_lower_right(q.shape[1], length),
-        scale=attention.scale,
-        enable_gqa=group > 1,
-    )
-    return out.transpose(1, 2).contiguous()
 
 
 class _Stream:
