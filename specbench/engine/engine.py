@@ -14,8 +14,9 @@ from specbench.engine.model import Attention, Transformer
 from specbench.engine.phases import Phases
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling, argmax, draw, invalid, probabilities
+from specbench.engine.tree import iterate_tree
 from specbench.errors import ContextTooLongError
-from specbench.methods.base import EngineMethod
+from specbench.methods.base import EngineMethod, TreeDraft
 
 # logits of a whole chunk over a large vocabulary would be the largest tensor of a run
 _SCORED_ROWS = 64
@@ -60,6 +61,9 @@ class Engine:
         Decode to the length limit.
     prefill_chunk : int
         Prompt tokens a prefill forward.
+    spare : int
+        Cache entries a request beyond its tokens: where the nodes of a tree stand while they are
+        verified.
 
     Notes
     -----
@@ -80,6 +84,7 @@ class Engine:
         max_new_tokens: int | None = None,
         ignore_eos: bool = False,
         prefill_chunk: int = 512,
+        spare: int = 0,
     ) -> None:
         parameter = next(model.parameters())
         self.model = model
@@ -88,15 +93,28 @@ class Engine:
         self.max_len = max_len
         self.max_new_tokens = min(max_new_tokens or max_len, max_len)
         self.prefill_chunk = prefill_chunk
+        self.spare = spare
         self.scale = self.config.head_dim**-0.5
-        self.cache = KVCache(self.config, rows * pages_for(max_len), self.dtype, self.device)
+        pages = rows * pages_for(max_len + spare)
+        self.cache = KVCache(self.config, pages, self.dtype, self.device)
         self.eos = frozenset(() if ignore_eos else self.config.eos_ids)
-        self.batch = Batch(rows, max_len, sorted(self.eos), self.device)
+        self.batch = Batch(rows, max_len, sorted(self.eos), self.device, spare)
         self.phases = Phases(enabled=self.device.type == "cpu")
         self._pages: dict[int, list[int]] = {}
 
     def use(self, method: EngineMethod, sampling: Sampling) -> None:
-        """Decode with `method` from now on; every row must be empty."""
+        """Decode with `method` from now on; every row must be empty.
+
+        Raises
+        ------
+        ValueError
+            The method's trees are larger than the entries that are spare.
+        """
+        if method.nodes > self.spare:
+            raise ValueError(
+                f"{method.name} verifies trees of {method.nodes} nodes: make the engine with "
+                f"spare={method.nodes}, not {self.spare}"
+            )
         self.method = method
         self.sampling = sampling
         method.bind(self)
@@ -143,7 +161,7 @@ class Engine:
                 f"{max_new_tokens} new tokens exceed the {self.max_new_tokens} that the engine was "
                 "made for"
             )
-        self._pages[row] = self.cache.allocate(total)
+        self._pages[row] = self.cache.allocate(total + self.spare)
         self.batch.reserve(row, self._pages[row])
         self.batch.record(row, token_ids)
         for hidden in self._chunks(row, token_ids, self.method):
@@ -227,6 +245,8 @@ class Engine:
         allowed = batch.allowed(method.gamma)
         with self.phases("draft"):
             draft = method.draft(batch)
+        if isinstance(draft, TreeDraft):
+            return iterate_tree(self, draft)
         if draft is not None and draft.counts is not None:
             allowed = torch.minimum(allowed, draft.counts)
         chunk = batch.tokens[:, None]
@@ -240,6 +260,7 @@ class Engine:
             accepted, following = accept_chain(
                 logits, draft, allowed, self.sampling, batch.request, batch.lengths
             )
+            batch.deepest.copy_(accepted)
             committed = batch.commit(draft.tokens if draft else None, accepted, following)
         with self.phases("selection"):
             method.observe(batch)
@@ -263,6 +284,7 @@ class Engine:
             self.scale,
             collector,
             self.phases,
+            self.method.tap(batch),
         )
         return self.forward(chunk, positions, attention), rows
 
