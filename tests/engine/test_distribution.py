@@ -13,7 +13,15 @@ from specbench.engine.model import Transformer
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling, draw, probabilities
 from specbench.methods.base import Draft, EngineMethod
-from tests.support.tiny import decode, lookup, magicdec, prompts, tiny_model, vegas
+from tests.support.tiny import (
+    decode,
+    lookup,
+    magicdec,
+    prompts,
+    specextend,
+    tiny_model,
+    vegas,
+)
 
 SAMPLING = Sampling(temperature=0.5, top_p=0.95, top_k=5, seed=3)
 DRAWS = 60_000
@@ -165,6 +173,10 @@ def test_magicdec_commits_the_targets_distribution(variant: str) -> None:
     check_engine(3, lambda gamma: magicdec(variant, gamma=gamma), rounds=16, length=40)
 
 
+def test_specextend_commits_the_targets_distribution() -> None:
+    check_engine(3, lambda gamma: specextend(gamma=gamma), rounds=16, length=40)
+
+
 def check_committed_kv(make: Callable[[int], EngineMethod] = sparse_vegas) -> None:
     """After speculation, the cache holds what a fresh prefill of the same tokens would write."""
     model = small_model()
@@ -191,11 +203,12 @@ def check_committed_kv(make: Callable[[int], EngineMethod] = sparse_vegas) -> No
         torch.testing.assert_close(read[0], read[1], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", ["vegas", "lookup", "stream", "snapkv", "quest"])
+@pytest.mark.parametrize("method", ["vegas", "lookup", "specextend", "stream", "snapkv", "quest"])
 def test_committed_kv_equals_a_fresh_prefill(method: str) -> None:
     others: dict[str, Callable[[int], EngineMethod]] = {
         "vegas": sparse_vegas,
         "lookup": lambda gamma: lookup(gamma=gamma, ngram_min=1),
+        "specextend": lambda gamma: specextend(gamma=gamma),
     }
     check_committed_kv(others.get(method, lambda gamma: magicdec(method, gamma=gamma)))
 

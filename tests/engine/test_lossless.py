@@ -17,6 +17,7 @@ from tests.support.tiny import (
     lookup,
     magicdec,
     prompts,
+    specextend,
     tiny_model,
     vegas,
 )
@@ -33,6 +34,8 @@ SOME = {
     "vegas": vegas(gamma=7),
     "lookup": lookup(gamma=7, ngram_min=1),
     **{variant: magicdec(variant, gamma=7) for variant in VARIANTS},
+    "specextend": specextend(gamma=7),
+    "specextend, full": specextend(gamma=7, collect="full", interval=1),
 }
 
 
@@ -83,6 +86,18 @@ def any_magicdec(data: st.DataObject, variant: str) -> EngineMethod:
     ]
     size = data.draw(st.sampled_from(sizes), label="size")
     return magicdec(variant, gamma=data.draw(st.integers(0, 7), label="gamma"), **own, **size)
+
+
+def any_specextend(data: st.DataObject) -> EngineMethod:
+    """SpecExtend on itself, its chunks few or all of the context's."""
+    size = st.sampled_from([{"top_chunks": 1}, {"top_chunks": 99}, {"kept_ratio": 0.3}])
+    return specextend(
+        gamma=data.draw(st.integers(0, 7), label="gamma"),
+        chunk=data.draw(st.integers(1, 20), label="chunk"),
+        interval=data.draw(st.integers(1, 4), label="interval"),
+        collect=data.draw(st.sampled_from(["cheap", "full"]), label="collect"),
+        **data.draw(size, label="size"),
+    )
 
 
 def check_random_model(data: st.DataObject, any_method: Callable[..., EngineMethod]) -> None:
@@ -140,9 +155,17 @@ def test_magicdec_equals_autoregressive_on_random_models(data: st.DataObject, va
     check_random_model(data, lambda data: any_magicdec(data, variant))
 
 
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_specextend_equals_autoregressive_on_random_models(data: st.DataObject) -> None:
+    check_random_model(data, any_specextend)
+
+
 EVERYTHING = {
     "vegas": vegas(gamma=5, kept_ratio=1.0),
     **{variant: magicdec(variant, gamma=5, budget=120) for variant in VARIANTS},
+    "specextend": specextend(gamma=5, top_chunks=99),
+    "specextend, ratio": specextend(gamma=5, kept_ratio=1.0),
     **{f"{variant}, ratio": magicdec(variant, gamma=5, kept_ratio=1.0) for variant in VARIANTS},
 }
 

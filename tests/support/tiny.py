@@ -13,6 +13,7 @@ from specbench.methods.autoregressive import Autoregressive
 from specbench.methods.base import EngineMethod
 from specbench.methods.lookup import Lookup, LookupParameters
 from specbench.methods.magicdec.method import MagicDec
+from specbench.methods.specextend.self_draft import SelfDraft, SelfDraftParameters
 from specbench.methods.vegas import Vegas, VegasParameters
 
 GREEDY = Sampling()
@@ -89,6 +90,14 @@ def magicdec(variant: str, **settings: object) -> MagicDec:
     method = MagicDec.variants()[f"magicdec-{variant}"]
     assert issubclass(method, MagicDec)
     return method(method.parameters_type(**values))
+
+
+def specextend(**settings: object) -> SelfDraft:
+    """SpecExtend on itself, with chunks small enough to leave some of a short prompt out."""
+    values: dict[str, object] = {"gamma": 3, "chunk": 4, "interval": 2} | settings
+    if "kept_ratio" not in settings:
+        values.setdefault("top_chunks", 3)
+    return SelfDraft(SelfDraftParameters(**values))
 
 
 def decode(

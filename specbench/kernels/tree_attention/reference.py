@@ -66,6 +66,43 @@ def tree_attention(
     return out, lse
 
 
+def row_weights(
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: Tensor,
+    kv_lens: Tensor,
+    q_lens: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    weights: Tensor,
+) -> None:
+    """Softmax weights of every row, averaged over the heads.
+
+    Parameters
+    ----------
+    q, k_cache, block_table, kv_lens, q_lens, scale
+        As for `tree_attention`.
+    mask : Tensor or None
+        As for `tree_attention`; None is causal order.
+    weights : Tensor
+        float `[R, Q, L]`, written: 0 for entries that a row does not see. A request without rows is
+        left as it was.
+    """
+    compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    for r, (length, rows) in enumerate(zip(kv_lens.tolist(), q_lens.tolist(), strict=True)):
+        if rows == 0:
+            continue
+        visible = torch.ones(rows, length, dtype=torch.bool, device=q.device).tril(length - rows)
+        if mask is not None:
+            last = min(mask.shape[2], length)
+            visible[:] = True
+            visible[:, length - last :] = mask[r, :rows, mask.shape[2] - last :]
+        keys = read_kv(k_cache, block_table[r], length).to(compute)
+        logits = _logits(q[r, :rows].to(compute), keys, scale).masked_fill(~visible, -torch.inf)
+        weights[r, :rows] = 0
+        weights[r, :rows, :length] = logits.softmax(-1).mean((0, 1)).to(weights.dtype)
+
+
 def attend(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, visible: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -81,8 +118,7 @@ def attend(
     visible : Tensor, optional
         bool `[m, n]`; by default every row sees all. A row that sees nothing has zeros and -inf.
     """
-    query = q.unflatten(1, (keys.shape[1], -1)).permute(1, 2, 0, 3)
-    logits = torch.matmul(query, keys.permute(1, 2, 0).unsqueeze(1)) * scale
+    logits = _logits(q, keys, scale)
     if visible is not None:
         logits = logits.masked_fill(~visible, -torch.inf)
         # what nobody sees may be memory that nothing has written: a zero weight times NaN is NaN
@@ -102,3 +138,9 @@ def merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Ten
     shares = (torch.exp(part[1] - lse)[..., None] for part in (one, other))
     first, second = shares
     return one[0] * first + other[0] * second, lse
+
+
+def _logits(q: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """Scaled logits `[Hkv, G, m, n]` of rows `[m, H, D]` and keys `[n, Hkv, D]`."""
+    query = q.unflatten(1, (keys.shape[1], -1)).permute(1, 2, 0, 3)
+    return torch.matmul(query, keys.permute(1, 2, 0).unsqueeze(1)) * scale
