@@ -192,6 +192,23 @@ class EngineMethod(Method):
         """
         return 0
 
+    def check(self, config: RunConfig, model: "ModelConfig", max_len: int) -> None:
+        """Refuse what cannot run, before any weight is loaded.
+
+        Parameters
+        ----------
+        config : RunConfig
+            With everything chosen but the batch size.
+        model : ModelConfig
+            The target.
+        max_len : int
+            Prompt and new tokens of a request, at most.
+
+        Raises
+        ------
+        SpecbenchError
+        """
+
     def entries_read(self, length: int) -> int:
         """KV entries that a draft reads of a prefix of `length`; settings that agree are equal."""
         return length

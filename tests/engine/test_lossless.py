@@ -9,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.engine.engine import Engine
+from specbench.engine.generate import Generated
 from specbench.engine.model import Transformer
+from specbench.engine.sampling import Sampling
 from specbench.methods.base import EngineMethod
 from tests.support.tiny import (
+    GREEDY,
     autoregressive,
     decode,
     lookup,
@@ -20,6 +23,7 @@ from tests.support.tiny import (
     specextend,
     tiny_model,
     vegas,
+    with_draft,
 )
 
 SHAPES = [
@@ -100,7 +104,9 @@ def any_specextend(data: st.DataObject) -> EngineMethod:
     )
 
 
-def check_random_model(data: st.DataObject, any_method: Callable[..., EngineMethod]) -> None:
+def check_random_model(
+    data: st.DataObject, any_method: Callable[..., EngineMethod], of_vocabulary: bool = False
+) -> None:
     """A random model, prompts of random lengths, EOS anywhere: the outputs are the baseline's."""
     seed = data.draw(st.integers(0, 2**16), label="seed")
     vocab = data.draw(st.sampled_from([4, 11]), label="vocab")
@@ -110,14 +116,15 @@ def check_random_model(data: st.DataObject, any_method: Callable[..., EngineMeth
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4), label="lengths")
     new = data.draw(st.integers(1, 14), label="new")
     rows = data.draw(st.integers(1, 4), label="rows")
-    method = any_method(data)
+    method = any_method(data, vocab) if of_vocabulary else any_method(data)
     token_ids = prompts(seed, lengths, vocab)
     engine = Engine(model, rows=rows, max_len=54, prefill_chunk=16)
     free = decode(engine, autoregressive(), token_ids, new)
     # tokens that greedy decoding really produces end some requests, anywhere in a block
     produced = [token for g in free.values() for token in g.output_ids]
     eos = tuple(data.draw(st.lists(st.sampled_from(produced), max_size=2), label="eos"))
-    engine = Engine(with_eos(model, eos), rows=rows, max_len=54, prefill_chunk=16)
+    spare = method.nodes
+    engine = Engine(with_eos(model, eos), rows=rows, max_len=54, prefill_chunk=16, spare=spare)
     base = decode(engine, autoregressive(), token_ids, new)
     ours = decode(engine, method, token_ids, new)
     for index, whole in free.items():
@@ -161,6 +168,62 @@ def test_specextend_equals_autoregressive_on_random_models(data: st.DataObject) 
     check_random_model(data, any_specextend)
 
 
+def any_drafter(data: st.DataObject, vocab: int) -> EngineMethod:
+    """SpecExtend with a small random model, its context long or short."""
+    shape = data.draw(st.sampled_from(SHAPES), label="drafter's shape")
+    seed = data.draw(st.integers(0, 99), label="drafter's seed")
+    drafter = tiny_model(
+        seed,
+        torch.float64,
+        160,
+        **shape,
+        vocab_size=vocab + data.draw(st.integers(-1, 1), label="padding"),
+        max_position_embeddings=data.draw(st.sampled_from([53, 160]), label="context"),
+    )
+    return with_draft(
+        drafter,
+        nodes=data.draw(st.integers(1, 5), label="nodes"),
+        depth=data.draw(st.integers(1, 3), label="depth"),
+        threshold=data.draw(st.sampled_from([0.0, 0.5]), label="threshold"),
+        chunk=data.draw(st.integers(1, 8), label="chunk"),
+        top_chunks=data.draw(st.integers(1, 2), label="top_chunks"),
+        interval=data.draw(st.integers(1, 3), label="interval"),
+        collect=data.draw(st.sampled_from(["cheap", "full"]), label="collect"),
+        draft_window=data.draw(st.integers(1, 20), label="window"),
+    )
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_drafting_model_leaves_outputs_alone(data: st.DataObject) -> None:
+    check_random_model(data, any_drafter, of_vocabulary=True)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8, 0.9, seed=2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_ragged_batch_with_a_drafting_model(dtype: torch.dtype, sampling: Sampling) -> None:
+    """Equal to autoregressive decoding also where it is sampled; each row as it is alone."""
+    model, drafter = tiny_model(7, dtype, 300), tiny_model(7, dtype, 300)
+    # near enough to the target that much is accepted, not so near that all is
+    drafter.head.add_(torch.randn(drafter.head.shape, generator=torch.Generator()) * 0.05)
+    token_ids = prompts(7, [3, 50, 200])
+    method = with_draft(drafter, nodes=12, depth=7, top_chunks=20, interval=3)
+
+    def run(rows: int, indices: list[int], with_method: EngineMethod) -> dict[int, Generated]:
+        engine = Engine(model, rows=rows, max_len=240, spare=12)
+        return decode(engine, with_method, [token_ids[i] for i in indices], 30, sampling, indices)
+
+    together = run(3, [0, 1, 2], method)
+    base = run(3, [0, 1, 2], autoregressive())
+    for index in range(3):
+        assert together[index].output_ids == base[index].output_ids
+        alone = run(1, [index], with_draft(drafter, **method.parameters.model_dump(exclude=UNUSED)))
+        for name in ("output_ids", "drafted", "accepted"):
+            assert getattr(alone[index], name) == getattr(together[index], name)
+    assert max(max(g.accepted) for g in together.values()) > 3
+
+
+UNUSED = {"kept_ratio", "min_tokens"}
 EVERYTHING = {
     "vegas": vegas(gamma=5, kept_ratio=1.0),
     **{variant: magicdec(variant, gamma=5, budget=120) for variant in VARIANTS},

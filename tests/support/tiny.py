@@ -14,6 +14,7 @@ from specbench.methods.base import EngineMethod
 from specbench.methods.lookup import Lookup, LookupParameters
 from specbench.methods.magicdec.method import MagicDec
 from specbench.methods.specextend.self_draft import SelfDraft, SelfDraftParameters
+from specbench.methods.specextend.separate import SeparateDraft, SeparateDraftParameters
 from specbench.methods.vegas import Vegas, VegasParameters
 
 GREEDY = Sampling()
@@ -98,6 +99,15 @@ def specextend(**settings: object) -> SelfDraft:
     if "kept_ratio" not in settings:
         values.setdefault("top_chunks", 3)
     return SelfDraft(SelfDraftParameters(**values))
+
+
+def with_draft(model: Transformer, **settings: object) -> SeparateDraft:
+    """SpecExtend with `model` as its drafter."""
+    values: dict[str, object] = {"chunk": 4, "interval": 2, "nodes": 6, "depth": 4}
+    values |= {"threshold": 0.1, "draft_model": "given"} | settings
+    if "kept_ratio" not in settings:
+        values.setdefault("top_chunks", 3)
+    return SeparateDraft(SeparateDraftParameters(**values), model)
 
 
 def decode(

@@ -67,13 +67,15 @@ class SpecExtend(EngineMethod):
     def variants(cls) -> dict[str, type[Method]]:
         """With the target as its own drafter, which is the default, and with a small model."""
         from specbench.methods.specextend.self_draft import SelfDraft
+        from specbench.methods.specextend.separate import SeparateDraft
 
-        return {cls.name: SelfDraft}
+        return {cls.name: SelfDraft, f"{cls.name} --draft-model": SeparateDraft}
 
     @classmethod
     def arms(cls, config: RunConfig) -> dict[str, Method]:
         """One arm, or one for each way to collect."""
-        kind = next(iter(cls.variants().values()))
+        alone, with_model = cls.variants().values()
+        kind = with_model if config.draft_model else alone
         if config.collect != "all":
             return {cls.name: kind.from_config(config)}
         return {

@@ -133,6 +133,15 @@ class Retrieval:
         position = (self.chunks[..., None] * self.chunk + offset).flatten(1)
         return position, (position >= 0) & (position < self.scored[:, None])
 
+    def kept(self, filled: Tensor) -> Tensor:
+        """Of the first `filled` `[R]` entries, those that drafts read, bool `[R, L]`."""
+        count = len(self.position) // self.chunk
+        chosen = torch.where(self.chunks >= 0, self.chunks, count)
+        marked = torch.zeros(len(chosen), count + 1, dtype=torch.bool, device=chosen.device)
+        marked.scatter_(1, chosen, torch.ones_like(chosen, dtype=torch.bool))
+        read = marked[:, :count].repeat_interleave(self.chunk, 1)
+        return (read | (self.position >= self.scored[:, None])) & (self.position < filled[:, None])
+
     def _keep_queries(self, layer: int, q: Tensor, attention: FullAttention) -> None:
         if layer == self.layer:
             self.queries = q
