@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specbench.config import RunConfig
 from specbench.methods.base import EngineMethod, Method, Parameters
-from specbench.methods.self_speculation import share_of
+from specbench.methods.self_speculation import TUNABLE, share_of
 from specbench.registry import unknown
 
 
@@ -55,6 +55,7 @@ class MagicDec(EngineMethod):
     summary = "self-speculation; drafts read a KV that is kept small"
     paper = "arXiv 2408.11049"
     parameters_type: ClassVar[type[Parameters]] = MagicDecParameters
+    tunable = TUNABLE
     parameters: MagicDecParameters
 
     @property
@@ -89,6 +90,10 @@ class MagicDec(EngineMethod):
             for variant, name in found.items()
             if wanted in (variant, "all")
         }
+
+    def entries_read(self, length: int) -> int:
+        """Of a prefix of `length` entries."""
+        return self._most(length)
 
     def report(self) -> dict[str, object]:
         """The settings for the records; of budget and kept_ratio, the one that holds."""

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from specbench.engine.batch import Batch
 from specbench.engine.forward import SparseAttention
-from specbench.methods.base import Draft, Tunable
-from specbench.methods.self_speculation import draft_chain
+from specbench.methods.base import Draft
+from specbench.methods.self_speculation import TUNABLE, draft_chain
 from specbench.methods.specextend.method import SpecExtend, SpecExtendParameters
 
 if TYPE_CHECKING:
@@ -27,12 +27,7 @@ class SelfDraft(SpecExtend):
 
     summary = "self-speculation; drafts read the chunks that the target's last layer attends to"
     parameters_type = SelfDraftParameters
-    tunable = Tunable(
-        budget="kept_ratio",
-        ratios=(0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4),
-        gammas=(1, 2, 3, 4, 5, 6, 8, 10, 12, 16),
-        probe_gamma=6,
-    )
+    tunable = TUNABLE
     parameters: SelfDraftParameters
 
     @property
