@@ -19,6 +19,7 @@ from tests.support.tiny import (
     magicdec,
     prompts,
     specextend,
+    stream_draft,
     tiny_model,
     vegas,
 )
@@ -171,6 +172,11 @@ def test_lookup_commits_the_targets_distribution(gamma: int) -> None:
 @pytest.mark.parametrize("variant", ["stream", "snapkv", "quest"])
 def test_magicdec_commits_the_targets_distribution(variant: str) -> None:
     check_engine(3, lambda gamma: magicdec(variant, gamma=gamma), rounds=16, length=40)
+
+
+def test_a_drafting_model_leaves_the_targets_distribution() -> None:
+    drafter = tiny_model(12, torch.float64, 64, vocab_size=VOCAB, hidden_size=16)
+    check_engine(3, lambda gamma: stream_draft(drafter, gamma=gamma), rounds=16, length=40)
 
 
 def test_specextend_commits_the_targets_distribution() -> None:

@@ -21,6 +21,7 @@ from tests.support.tiny import (
     magicdec,
     prompts,
     specextend,
+    stream_draft,
     tiny_model,
     vegas,
     with_draft,
@@ -38,6 +39,7 @@ SOME = {
     "vegas": vegas(gamma=7),
     "lookup": lookup(gamma=7, ngram_min=1),
     **{variant: magicdec(variant, gamma=7) for variant in VARIANTS},
+    "relative stream": magicdec("stream", gamma=7, positions="cache-relative"),
     "specextend": specextend(gamma=7),
     "specextend, full": specextend(gamma=7, collect="full", interval=1),
 }
@@ -77,7 +79,10 @@ def any_magicdec(data: st.DataObject, variant: str) -> EngineMethod:
     """A variant of MagicDec, its budget far below or far above the prompts' lengths."""
     windows = {"stream": ("sinks", 0), "snapkv": ("window", 1), "quest": ("dense_layers", 0)}
     name, least = windows[variant]
-    own = {name: data.draw(st.integers(least, 3), label=name)}
+    own: dict[str, object] = {name: data.draw(st.integers(least, 3), label=name)}
+    if variant == "stream":
+        positions = st.sampled_from(["absolute", "cache-relative"])
+        own["positions"] = data.draw(positions, label="positions")
     if variant == "snapkv":
         own["pool"] = data.draw(st.sampled_from([1, 3, 7]), label="pool")
     low = 16 if variant == "quest" else 4
@@ -180,6 +185,14 @@ def any_drafter(data: st.DataObject, vocab: int) -> EngineMethod:
         vocab_size=vocab + data.draw(st.integers(-1, 1), label="padding"),
         max_position_embeddings=data.draw(st.sampled_from([53, 160]), label="context"),
     )
+    if data.draw(st.booleans(), label="stream"):
+        return stream_draft(
+            drafter,
+            gamma=data.draw(st.integers(0, 7), label="gamma"),
+            budget=data.draw(st.sampled_from([4, 12, 30]), label="budget"),
+            sinks=data.draw(st.integers(0, 3), label="sinks"),
+            draft_window=data.draw(st.integers(1, 20), label="window"),
+        )
     return with_draft(
         drafter,
         nodes=data.draw(st.integers(1, 5), label="nodes"),
@@ -193,40 +206,53 @@ def any_drafter(data: st.DataObject, vocab: int) -> EngineMethod:
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_drafting_model_leaves_outputs_alone(data: st.DataObject) -> None:
     check_random_model(data, any_drafter, of_vocabulary=True)
 
 
+def trees(drafter: Transformer) -> EngineMethod:
+    """SpecExtend with a small model."""
+    return with_draft(drafter, nodes=12, depth=7, top_chunks=20, interval=3)
+
+
+def chains(drafter: Transformer) -> EngineMethod:
+    """MagicDec with a small model."""
+    return stream_draft(drafter, gamma=7, budget=30)
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8, 0.9, seed=2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_ragged_batch_with_a_drafting_model(dtype: torch.dtype, sampling: Sampling) -> None:
-    """Equal to autoregressive decoding also where it is sampled; each row as it is alone."""
+@pytest.mark.parametrize("kind", [trees, chains])
+def test_a_ragged_batch_with_a_drafting_model(
+    kind: Callable[[Transformer], EngineMethod], dtype: torch.dtype, sampling: Sampling
+) -> None:
+    """Each row as it is alone, and equal to autoregressive decoding: trees even where sampled."""
     model, drafter = tiny_model(7, dtype, 300), tiny_model(7, dtype, 300)
     # near enough to the target that much is accepted, not so near that all is
     drafter.head.add_(torch.randn(drafter.head.shape, generator=torch.Generator()) * 0.05)
     token_ids = prompts(7, [3, 50, 200])
-    method = with_draft(drafter, nodes=12, depth=7, top_chunks=20, interval=3)
 
-    def run(rows: int, indices: list[int], with_method: EngineMethod) -> dict[int, Generated]:
+    def run(rows: int, indices: list[int], method: EngineMethod) -> dict[int, Generated]:
         engine = Engine(model, rows=rows, max_len=240, spare=12)
-        return decode(engine, with_method, [token_ids[i] for i in indices], 30, sampling, indices)
+        return decode(engine, method, [token_ids[i] for i in indices], 30, sampling, indices)
 
-    together = run(3, [0, 1, 2], method)
+    together = run(3, [0, 1, 2], kind(drafter))
     base = run(3, [0, 1, 2], autoregressive())
     for index in range(3):
-        assert together[index].output_ids == base[index].output_ids
-        alone = run(1, [index], with_draft(drafter, **method.parameters.model_dump(exclude=UNUSED)))
+        if kind is trees or sampling.greedy:
+            assert together[index].output_ids == base[index].output_ids
+        alone = run(1, [index], kind(drafter))
         for name in ("output_ids", "drafted", "accepted"):
             assert getattr(alone[index], name) == getattr(together[index], name)
     assert max(max(g.accepted) for g in together.values()) > 3
 
 
-UNUSED = {"kept_ratio", "min_tokens"}
 EVERYTHING = {
     "vegas": vegas(gamma=5, kept_ratio=1.0),
     **{variant: magicdec(variant, gamma=5, budget=120) for variant in VARIANTS},
+    "relative stream": magicdec("stream", gamma=5, budget=120, positions="cache-relative"),
     "specextend": specextend(gamma=5, top_chunks=99),
     "specextend, ratio": specextend(gamma=5, kept_ratio=1.0),
     **{f"{variant}, ratio": magicdec(variant, gamma=5, kept_ratio=1.0) for variant in VARIANTS},

@@ -13,6 +13,7 @@ from specbench.methods.autoregressive import Autoregressive
 from specbench.methods.base import EngineMethod
 from specbench.methods.lookup import Lookup, LookupParameters
 from specbench.methods.magicdec.method import MagicDec
+from specbench.methods.magicdec.stream_draft import StreamDraft, StreamDraftParameters
 from specbench.methods.specextend.self_draft import SelfDraft, SelfDraftParameters
 from specbench.methods.specextend.separate import SeparateDraft, SeparateDraftParameters
 from specbench.methods.vegas import Vegas, VegasParameters
@@ -108,6 +109,12 @@ def with_draft(model: Transformer, **settings: object) -> SeparateDraft:
     if "kept_ratio" not in settings:
         values.setdefault("top_chunks", 3)
     return SeparateDraft(SeparateDraftParameters(**values), model)
+
+
+def stream_draft(model: Transformer, **settings: object) -> StreamDraft:
+    """MagicDec's stream with `model` as its drafter."""
+    values: dict[str, object] = {"gamma": 4, "budget": 8, "sinks": 2, "draft_model": "given"}
+    return StreamDraft(StreamDraftParameters(**(values | settings)), model)
 
 
 def decode(

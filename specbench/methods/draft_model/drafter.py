@@ -3,15 +3,14 @@
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.engine.batch import Batch, slots_of
 from specbench.engine.kv_cache import PAGE_SIZE, KVCache, pages_for
 from specbench.engine.model import Attention
 from specbench.engine.rope import rotate
-from specbench.kernels.paged_attention.reference import paged_attention, write_kv
-from specbench.kernels.tree_attention.reference import tree_attention
+from specbench.kernels.paged_attention.reference import write_kv
+from specbench.methods.draft_model.attention import PrefillAttention, WorkingAttention
 from specbench.methods.draft_model.loading import Reach, fit_vocabulary
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class Drafter:
             first = max(begin - self.reach.look_back, 0)
             tokens = batch.history[row : row + 1, begin:end]
             slots = slots_of(table, torch.arange(first, end, device=tokens.device)[None])
-            self._hidden(tokens, _PrefillAttention(self, slots))
+            self._hidden(tokens, PrefillAttention(self, slots))
         self.filled[row] = length
 
     def gather(self, kept: Tensor) -> None:
@@ -185,7 +184,7 @@ class Drafter:
         kept: Tensor | None = None,
     ) -> Tensor:
         slots = torch.where(place >= 0, slots_of(self.table, place.clamp(min=0)), -1)
-        attention = _WorkingAttention(
+        attention = WorkingAttention(
             self, self.tables(position), slots, kv_lens, q_lens, mask, kept
         )
         return self._hidden(tokens, attention)
@@ -197,59 +196,3 @@ class Drafter:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return fit_vocabulary(self.model.logits(hidden), self.engine.config.vocab_size)
-
-
-class _WorkingAttention:
-    """Rotates, writes into the working KV, and attends over it; `kept` also into the full one."""
-
-    def __init__(
-        self,
-        drafter: Drafter,
-        tables: tuple[Tensor, Tensor],
-        slots: Tensor,
-        kv_lens: Tensor,
-        q_lens: Tensor,
-        mask: Tensor | None,
-        kept: Tensor | None,
-    ) -> None:
-        self.drafter, self.tables, self.slots = drafter, tables, slots
-        self.kv_lens, self.q_lens, self.mask, self.kept = kv_lens, q_lens, mask, kept
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        drafter = self.drafter
-        if self.kept is not None:
-            keys, values = drafter.cache.layer(layer)
-            write_kv(keys, k, self.kept)
-            write_kv(values, v, self.kept)
-        keys, values = drafter.working.layer(layer)
-        write_kv(keys, rotate(k, *self.tables), self.slots)
-        write_kv(values, v, self.slots)
-        args = rotate(q, *self.tables), keys, values, drafter.table, self.kv_lens, self.q_lens
-        if self.mask is None:
-            return paged_attention(*args, drafter.scale)
-        return tree_attention(*args, self.mask, drafter.scale)[0]
-
-
-class _PrefillAttention:
-    """Causal attention of one request's chunk over what its prefill looks back on."""
-
-    def __init__(self, drafter: Drafter, slots: Tensor) -> None:
-        self.drafter, self.slots = drafter, slots
-        self.tables = drafter.tables(torch.arange(slots.shape[1], device=slots.device))
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.drafter.cache.layer(layer)
-        chunk, seen = q.shape[1], self.slots.shape[1]
-        write_kv(keys, k, self.slots[:, seen - chunk :])
-        write_kv(values, v, self.slots[:, seen - chunk :])
-        page, offset = self.slots // PAGE_SIZE, self.slots % PAGE_SIZE
-        last = tuple(table[seen - chunk :] for table in self.tables)
-        visible = torch.ones(chunk, seen, dtype=torch.bool, device=q.device).tril(seen - chunk)
-        return F.scaled_dot_product_attention(
-            rotate(q, *last).transpose(1, 2),
-            rotate(keys[page, offset], *self.tables).transpose(1, 2),
-            values[page, offset].transpose(1, 2),
-            attn_mask=visible,
-            scale=self.drafter.scale,
-            enable_gqa=True,
-        ).transpose(1, 2)

@@ -6,18 +6,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specbench.config import RunConfig
 from specbench.engine.batch import Batch
 from specbench.engine.sampling import probabilities
 from specbench.methods.base import TreeDraft
-from specbench.methods.draft_model.drafter import Drafter
-from specbench.methods.draft_model.loading import DraftModel, Reach
+from specbench.methods.draft_model.loading import Reach
+from specbench.methods.draft_model.method import WithDraftModel
 from specbench.methods.draft_model.opt_tree import opt_tree
 from specbench.methods.specextend.method import SpecExtend, SpecExtendParameters
 
 if TYPE_CHECKING:
-    from specbench.engine.engine import Engine
-    from specbench.engine.model import Transformer
     from specbench.engine.model_config import ModelConfig
 
 _MOST_ROWS, _MOST_COLUMNS = 128, 512  # of the tree attention's kernel
@@ -27,9 +24,7 @@ class SeparateDraftParameters(SpecExtendParameters):
     """Settings of a small model."""
 
     draft_model: str = Field(description="The model, named as for --model.")
-    draft_window: int = Field(
-        512, ge=1, description="Prompt tokens that its prefill looks back on."
-    )
+    draft_window: int = Field(512, ge=1, description="Prompt tokens its prefill looks back on.")
     nodes: int = Field(50, ge=1, lt=_MOST_ROWS, description="Nodes of a tree, and of a level.")
     depth: int = Field(10, ge=1, description="Levels of a tree, at most.")
     threshold: float = Field(0.7, ge=0, description="Expected tokens that a level must add.")
@@ -44,29 +39,16 @@ class SeparateDraftParameters(SpecExtendParameters):
         return self
 
 
-class SeparateDraft(SpecExtend):
+class SeparateDraft(WithDraftModel, SpecExtend):
     """The drafter's keys are kept unrotated and read at positions without gaps.
 
     Each iteration gathers the chosen entries into a working KV, feeds what was committed since, and
     grows a tree. In the release the tokens are fed before the choice changes; here after it.
-
-    Parameters
-    ----------
-    parameters : SeparateDraftParameters
-    model : Transformer, optional
-        The drafter, where it is loaded already.
     """
 
     summary = "a small model drafts trees over the chunks that the target's last layer attends to"
     parameters_type = SeparateDraftParameters
     parameters: SeparateDraftParameters
-
-    def __init__(
-        self, parameters: SeparateDraftParameters, model: "Transformer | None" = None
-    ) -> None:
-        super().__init__(parameters)
-        self.source = DraftModel(parameters.draft_model, model)
-        self.prefill_chunk: int = RunConfig.model_fields["prefill_chunk"].default
 
     @property
     def gamma(self) -> int:
@@ -82,35 +64,14 @@ class SeparateDraft(SpecExtend):
         """The settings, gamma among them."""
         return super().report() | {"gamma": self.gamma}
 
-    def check(self, config: RunConfig, model: "ModelConfig", max_len: int) -> None:
-        """Refuse another vocabulary, and a working KV beyond the drafter's context."""
-        self.source.check_vocabulary(config, model)
-        self.prefill_chunk = config.prefill_chunk
-        self._reach(max_len, self.prefill_chunk)
-
     def memory_bytes(
         self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
     ) -> int:
-        """Beside the scores, the drafter and what growing a tree holds."""
-        p, drafter = self.parameters, self.source.config
-        reach = self._reach(max_len, self.prefill_chunk)
-        own = Drafter.memory_bytes(drafter, rows, max_len + self.nodes, reach, dtype)
+        """Beside scores and drafter, what growing a tree holds."""
+        vocab = max(self.source.config.vocab_size, model.vocab_size)
         # logits of a level, as float32: log-probabilities, paths, their order
-        level = rows * p.nodes * max(drafter.vocab_size, model.vocab_size) * 4 * 6
-        return super().memory_bytes(model, rows, max_len, dtype) + own + level
-
-    def bind(self, engine: "Engine") -> None:
-        """Load the drafter, once, and allocate its KV."""
-        super().bind(engine)
-        if "drafter" not in vars(self):
-            reach = self._reach(engine.max_len, engine.prefill_chunk)
-            model = self.source.load(engine.dtype, engine.device, reach.positions)
-            self.drafter = Drafter(engine, model, reach)
-
-    def admit(self, row: int, batch: Batch) -> None:
-        """The drafter's own prefill."""
-        super().admit(row, batch)
-        self.drafter.prefill(row, batch, self.engine.prefill_chunk)
+        level = rows * self.nodes * vocab * 4 * 6
+        return super().memory_bytes(model, rows, max_len, dtype) + level
 
     def draft(self, batch: Batch) -> TreeDraft:
         """A tree for every row."""
@@ -137,10 +98,10 @@ class SeparateDraft(SpecExtend):
             return torch.log_softmax(logits, -1)
         return probabilities(logits, sampling).log()
 
-    def _reach(self, max_len: int, prefill_chunk: int) -> Reach:
+    def reach(self, max_len: int, prefill_chunk: int) -> Reach:
+        """The chunks, what came since their choice, what is fed, and the levels of a tree."""
         p = self.parameters
         kept = min(self._most(max_len) * p.chunk, max_len)
-        # with what came since the choice, and what is fed
         before = kept + (p.interval + 1) * (p.depth + 1)
         levels = p.depth - 1
         return self.source.reach(

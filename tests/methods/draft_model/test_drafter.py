@@ -9,24 +9,8 @@ from specbench.engine.model import Transformer
 from specbench.engine.rope_scaling import RopeScaling
 from specbench.methods.draft_model.drafter import Drafter
 from specbench.methods.draft_model.loading import DraftModel, Reach
+from tests.support.dense import dense_logits
 from tests.support.tiny import GREEDY, autoregressive, prompts, tiny_model
-
-
-def dense(model: Transformer, tokens: list[int], window: int | None = None) -> Tensor:
-    """Logits after each token; `window` tokens before each chunk of 16 are seen."""
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        n = q.shape[1]
-        row, column = torch.arange(n)[:, None], torch.arange(n)
-        visible = column <= row
-        if window is not None:
-            visible &= column >= row // 16 * 16 - window
-        return torch.nn.functional.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (q, k, v)), attn_mask=visible, enable_gqa=True
-        ).transpose(1, 2)
-
-    position = torch.arange(len(tokens))[None]
-    return model.logits(model(torch.tensor(tokens)[None], position, attend))[0]
 
 
 def near(found: Tensor, expected: Tensor) -> None:
@@ -63,13 +47,13 @@ def test_with_everything_kept_it_is_the_model_itself(scaling: RopeScaling | None
         drafter.gather(everything(drafter))
         logits = drafter.catch_up(4)
         for row, ids in enumerate(tokens):
-            near(logits[row], dense(model, ids)[-1])
+            near(logits[row], dense_logits(model, ids)[-1])
         drafts = torch.tensor([[3, 5], [8, 1], [0, 0]])
         for place in range(2):
             logits = drafter.chain(drafts[:, place], place)
             for row, ids in enumerate(tokens):
                 whole = ids + drafts[row, : place + 1].tolist()
-                near(logits[row], dense(model, whole)[-1])
+                near(logits[row], dense_logits(model, whole)[-1])
         # one row commits more than the other
         for row, more in ((0, 1 + step), (1, 3)):
             new = torch.randint(32, (more,))
@@ -94,7 +78,7 @@ def test_a_level_sees_its_ancestors() -> None:
     for row, ids in enumerate(tokens):
         for node in range(2):
             path = [int(first[row, 1]), int(second[row, node])]
-            near(logits[row, node], dense(model, ids + path)[-1])
+            near(logits[row, node], dense_logits(model, ids + path)[-1])
 
 
 def test_kept_entries_stand_without_gaps() -> None:
@@ -109,7 +93,7 @@ def test_kept_entries_stand_without_gaps() -> None:
     logits = drafter.catch_up(4)
     for row, ids in enumerate(tokens):
         text = [t for t, keeps in zip(ids[:-1], kept[row].tolist(), strict=False) if keeps]
-        near(logits[row], dense(model, [*text, ids[-1]])[-1])
+        near(logits[row], dense_logits(model, [*text, ids[-1]])[-1])
 
 
 def test_a_context_shorter_than_the_prompt_looks_back_on_a_window() -> None:
@@ -155,7 +139,7 @@ def test_a_padded_vocabulary_is_cut_or_filled(vocab: int) -> None:
     drafter.gather(everything(drafter))
     logits = drafter.catch_up(1)[0]
     both = min(vocab, 32)
-    near(logits[:both], dense(model, [*ids, 7])[-1][:both])
+    near(logits[:both], dense_logits(model, [*ids, 7])[-1][:both])
     assert (logits[both:] == -torch.inf).all()
 
 

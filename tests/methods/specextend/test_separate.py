@@ -80,6 +80,9 @@ def test_weights_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = method.drafter.model
     engine.use(method, GREEDY)
     assert method.drafter.model is first
+    other = Engine(model, rows=1, max_len=100, spare=4)
+    other.use(method, GREEDY)
+    assert method.drafter.engine is other
     method.unbind()
     assert "drafter" not in vars(method)
 
