@@ -132,6 +132,9 @@ class RunConfig(BaseModel):
         description="SpecExtend's scores: of one query after acceptance, or of all verify rows as "
         "published; 'all' makes an arm of each.",
     )
+    drafts: Literal["chain", "tree"] | None = Field(
+        None, description="What SpecExtend drafts where the target drafts for itself."
+    )
     nodes: PositiveInt | None = Field(None, description="Nodes of a draft tree, and of a level.")
     depth: PositiveInt | None = Field(None, description="Levels of a draft tree, at most.")
     threshold: float | None = Field(
@@ -206,6 +209,7 @@ METHOD_FIELDS = (
     "top_chunks",
     "interval",
     "collect",
+    "drafts",
     "nodes",
     "depth",
     "threshold",

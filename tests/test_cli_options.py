@@ -81,6 +81,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "top_chunks": (["8"], 8),
     "interval": (["2"], 2),
     "collect": (["all"], "all"),
+    "drafts": (["tree"], "tree"),
     "nodes": (["20"], 20),
     "depth": (["5"], 5),
     "threshold": (["0.5"], 0.5),

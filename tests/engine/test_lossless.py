@@ -20,6 +20,7 @@ from tests.support.tiny import (
     lookup,
     magicdec,
     prompts,
+    self_tree,
     specextend,
     stream_draft,
     tiny_model,
@@ -100,6 +101,15 @@ def any_magicdec(data: st.DataObject, variant: str) -> EngineMethod:
 def any_specextend(data: st.DataObject) -> EngineMethod:
     """SpecExtend on itself, its chunks few or all of the context's."""
     size = st.sampled_from([{"top_chunks": 1}, {"top_chunks": 99}, {"kept_ratio": 0.3}])
+    if data.draw(st.booleans(), label="tree"):
+        return self_tree(
+            nodes=data.draw(st.integers(1, 6), label="nodes"),
+            depth=data.draw(st.integers(1, 4), label="depth"),
+            chunk=data.draw(st.integers(1, 20), label="chunk"),
+            interval=data.draw(st.integers(1, 4), label="interval"),
+            collect=data.draw(st.sampled_from(["cheap", "full"]), label="collect"),
+            **data.draw(size, label="size"),
+        )
     return specextend(
         gamma=data.draw(st.integers(0, 7), label="gamma"),
         chunk=data.draw(st.integers(1, 20), label="chunk"),
@@ -217,6 +227,11 @@ def trees(drafter: Transformer) -> EngineMethod:
     return with_draft(drafter, nodes=12, depth=7, top_chunks=20, interval=3)
 
 
+def own_trees(drafter: Transformer) -> EngineMethod:
+    """SpecExtend on itself, in trees."""
+    return self_tree(nodes=12, depth=7, top_chunks=5, interval=3)
+
+
 def chains(drafter: Transformer) -> EngineMethod:
     """MagicDec with a small model."""
     return stream_draft(drafter, gamma=7, budget=30)
@@ -224,7 +239,7 @@ def chains(drafter: Transformer) -> EngineMethod:
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8, 0.9, seed=2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", [trees, chains])
+@pytest.mark.parametrize("kind", [trees, own_trees, chains])
 def test_a_ragged_batch_with_a_drafting_model(
     kind: Callable[[Transformer], EngineMethod], dtype: torch.dtype, sampling: Sampling
 ) -> None:
@@ -241,7 +256,7 @@ def test_a_ragged_batch_with_a_drafting_model(
     together = run(3, [0, 1, 2], kind(drafter))
     base = run(3, [0, 1, 2], autoregressive())
     for index in range(3):
-        if kind is trees or sampling.greedy:
+        if kind is not chains or sampling.greedy:
             assert together[index].output_ids == base[index].output_ids
         alone = run(1, [index], kind(drafter))
         for name in ("output_ids", "drafted", "accepted"):

@@ -15,6 +15,7 @@ from specbench.methods.lookup import Lookup, LookupParameters
 from specbench.methods.magicdec.method import MagicDec
 from specbench.methods.magicdec.stream_draft import StreamDraft, StreamDraftParameters
 from specbench.methods.specextend.self_draft import SelfDraft, SelfDraftParameters
+from specbench.methods.specextend.self_tree import SelfTree, SelfTreeParameters
 from specbench.methods.specextend.separate import SeparateDraft, SeparateDraftParameters
 from specbench.methods.vegas import Vegas, VegasParameters
 
@@ -100,6 +101,15 @@ def specextend(**settings: object) -> SelfDraft:
     if "kept_ratio" not in settings:
         values.setdefault("top_chunks", 3)
     return SelfDraft(SelfDraftParameters(**values))
+
+
+def self_tree(**settings: object) -> SelfTree:
+    """SpecExtend on itself, in trees."""
+    values: dict[str, object] = {"chunk": 4, "interval": 2, "nodes": 6, "depth": 4}
+    values |= {"threshold": 0.1} | settings
+    if "kept_ratio" not in settings:
+        values.setdefault("top_chunks", 3)
+    return SelfTree(SelfTreeParameters(**values))
 
 
 def with_draft(model: Transformer, **settings: object) -> SeparateDraft:

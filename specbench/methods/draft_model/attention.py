@@ -21,8 +21,8 @@ class WorkingAttention:
     Parameters
     ----------
     drafter : Drafter
-    tables : tuple of Tensor
-        Cosine and sine of the tokens' positions, each `[R, Q, head_dim]`.
+    position : Tensor
+        int64 `[R, Q]`, of the tokens in the working KV.
     slots : Tensor
         int64 `[R, Q]`, of the working KV.
     kv_lens, q_lens : Tensor
@@ -36,14 +36,14 @@ class WorkingAttention:
     def __init__(
         self,
         drafter: "Drafter",
-        tables: tuple[Tensor, Tensor],
+        position: Tensor,
         slots: Tensor,
         kv_lens: Tensor,
         q_lens: Tensor,
         mask: Tensor | None,
         kept: Tensor | None,
     ) -> None:
-        self.drafter, self.tables, self.slots = drafter, tables, slots
+        self.drafter, self.position, self.slots = drafter, position, slots
         self.kv_lens, self.q_lens, self.mask, self.kept = kv_lens, q_lens, mask, kept
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -53,9 +53,10 @@ class WorkingAttention:
             write_kv(keys, k, self.kept)
             write_kv(values, v, self.kept)
         keys, values = drafter.working.layer(layer)
-        write_kv(keys, rotate(k, *self.tables), self.slots)
+        write_kv(keys, drafter.turned(k, self.position), self.slots)
         write_kv(values, v, self.slots)
-        args = rotate(q, *self.tables), keys, values, drafter.table, self.kv_lens, self.q_lens
+        turned = drafter.turned(q, self.position)
+        args = turned, keys, values, drafter.table, self.kv_lens, self.q_lens
         if self.mask is None:
             return paged_attention(*args, drafter.scale)
         return tree_attention(*args, self.mask, drafter.scale)[0]

@@ -45,7 +45,7 @@ class Drafter:
         rows, device = engine.batch.rows, engine.device
         self.engine, self.model, self.reach = engine, model, reach
         self.scale = model.config.head_dim**-0.5
-        self.cache = KVCache(model.config, engine.cache.num_pages, engine.dtype, device)
+        self.cache = self._full_cache()
         pages = pages_for(reach.working)
         self.working = KVCache(model.config, rows * pages, engine.dtype, device)
         self.table = 1 + torch.arange(rows * pages, device=device).view(rows, pages)
@@ -82,7 +82,7 @@ class Drafter:
             first = max(begin - self.reach.look_back, 0)
             tokens = batch.history[row : row + 1, begin:end]
             slots = slots_of(table, torch.arange(first, end, device=tokens.device)[None])
-            self._hidden(tokens, PrefillAttention(self, slots))
+            self._hidden(tokens, torch.zeros_like(tokens), PrefillAttention(self, slots))
         self.filled[row] = length
 
     def gather(self, kept: Tensor) -> None:
@@ -105,7 +105,7 @@ class Drafter:
         page, offset = source // PAGE_SIZE, source % PAGE_SIZE
         for layer in range(self.model.config.num_layers):
             old, new = self.cache.layer(layer), self.working.layer(layer)
-            write_kv(new[0], rotate(old[0][page, offset], *self.tables(compact)), target)
+            write_kv(new[0], self.turned(old[0][page, offset], compact), target)
             write_kv(new[1], old[1][page, offset], target)
 
     def catch_up(self, most: int) -> Tensor:
@@ -168,6 +168,14 @@ class Drafter:
         )
         return self._logits(hidden)
 
+    def _full_cache(self) -> KVCache:
+        engine = self.engine
+        return KVCache(self.model.config, engine.cache.num_pages, engine.dtype, engine.device)
+
+    def turned(self, x: Tensor, position: Tensor) -> Tensor:
+        """Heads `[..., heads, head_dim]` as they stand at `position` `[...]` of the working KV."""
+        return rotate(x, *self.tables(position))
+
     def tables(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine of positions, each `[..., head_dim]`."""
         position = position.clamp(0, len(self.cos) - 1)
@@ -184,15 +192,16 @@ class Drafter:
         kept: Tensor | None = None,
     ) -> Tensor:
         slots = torch.where(place >= 0, slots_of(self.table, place.clamp(min=0)), -1)
-        attention = WorkingAttention(
-            self, self.tables(position), slots, kv_lens, q_lens, mask, kept
-        )
-        return self._hidden(tokens, attention)
+        attention = WorkingAttention(self, position, slots, kv_lens, q_lens, mask, kept)
+        return self._hidden(tokens, self._rotary(position), attention)
 
-    def _hidden(self, tokens: Tensor, attention: Attention) -> Tensor:
-        """Hidden states of unrotated heads; tokens that only the target has are as good as any."""
-        tokens = tokens.clamp(max=self.model.config.vocab_size - 1)
-        return self.model(tokens, torch.zeros_like(tokens), attention)
+    def _rotary(self, position: Tensor) -> Tensor:
+        """What the model rotates by, for tokens at `position` of the working KV: nothing."""
+        return torch.zeros_like(position)
+
+    def _hidden(self, tokens: Tensor, rotary: Tensor, attention: Attention) -> Tensor:
+        # tokens that only the target has are as good as any
+        return self.model(tokens.clamp(max=self.model.config.vocab_size - 1), rotary, attention)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return fit_vocabulary(self.model.logits(hidden), self.engine.config.vocab_size)

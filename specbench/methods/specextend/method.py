@@ -65,17 +65,22 @@ class SpecExtend(EngineMethod):
 
     @classmethod
     def variants(cls) -> dict[str, type[Method]]:
-        """With the target as its own drafter, which is the default, and with a small model."""
+        """With the target as its own drafter of chains, the default, or trees; a small model."""
         from specbench.methods.specextend.self_draft import SelfDraft
+        from specbench.methods.specextend.self_tree import SelfTree
         from specbench.methods.specextend.separate import SeparateDraft
 
-        return {cls.name: SelfDraft, f"{cls.name} --draft-model": SeparateDraft}
+        return {
+            cls.name: SelfDraft,
+            f"{cls.name} --drafts tree": SelfTree,
+            f"{cls.name} --draft-model": SeparateDraft,
+        }
 
     @classmethod
     def arms(cls, config: RunConfig) -> dict[str, Method]:
         """One arm, or one for each way to collect."""
-        alone, with_model = cls.variants().values()
-        kind = with_model if config.draft_model else alone
+        chains, trees, with_model = cls.variants().values()
+        kind = with_model if config.draft_model else trees if config.drafts == "tree" else chains
         if config.collect != "all":
             return {cls.name: kind.from_config(config)}
         return {

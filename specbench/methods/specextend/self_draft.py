@@ -1,6 +1,6 @@
 """SpecExtend with the target as its own drafter: chains over chunks of the target's own KV."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class SelfDraftParameters(SpecExtendParameters):
     """Settings of the target as its own drafter."""
 
+    drafts: Literal["chain"] = Field("chain", description="Chains, or trees (`SelfTree`).")
     gamma: int = Field(6, ge=0, le=64, description="Draft tokens a step.")
 
 
