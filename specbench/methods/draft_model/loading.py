@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -65,6 +65,15 @@ class DraftModel:
         from specbench.engine.loader import read_model_config
 
         return read_model_config(self.spec)
+
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """What a record says of it (see `specbench.engine.provenance`)."""
+        if self._loaded is not None:
+            return {"spec": self.config.name}
+        from specbench.engine.loader import describe_model
+
+        return describe_model(self.spec)
 
     def check_vocabulary(self, config: RunConfig, target: "ModelConfig") -> None:
         """Refuse a drafter whose token ids do not mean what the target's mean.

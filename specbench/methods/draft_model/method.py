@@ -1,7 +1,7 @@
 """What methods share that draft with a small model."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,6 +36,10 @@ class WithDraftModel(EngineMethod):
     @abstractmethod
     def reach(self, max_len: int, prefill_chunk: int) -> Reach:
         """Entries and positions that the drafter needs for requests of `max_len` tokens."""
+
+    def report(self) -> dict[str, Any]:
+        """The settings, and where the drafter came from."""
+        return super().report() | {"drafter": self.source.provenance}
 
     def check(self, config: RunConfig, model: "ModelConfig", max_len: int) -> None:
         """Refuse another vocabulary, and a working KV beyond the drafter's context."""

@@ -26,6 +26,8 @@ def test_a_draft_model_makes_another_drafter() -> None:
     shown = {name: report[name] for name in ("nodes", "depth", "threshold", "gamma", "interval")}
     assert shown == {"nodes": 50, "depth": 10, "threshold": 0.7, "gamma": 10, "interval": 4}
     assert arm.name == "specextend"
+    assert report["drafter"]["spec"] == "dummy:tiny"
+    assert len(report["drafter"]["checkpoint_sha256"]) == 64
     with pytest.raises(UsageError, match="--gamma is no setting of specextend"):
         build_arms(config(gamma=3))
     with pytest.raises(UsageError, match="--nodes is no setting of specextend"):
