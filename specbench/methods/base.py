@@ -229,7 +229,10 @@ class EngineMethod(Method):
         """Drafts for every row, or None for none (autoregressive)."""
 
     def collector(self, batch: "Batch") -> "ScoreCollector | None":
-        """Where the next verification leaves its attention scores, if the method wants them."""
+        """Where the next verification leaves its attention scores, if the method wants them.
+
+        Of chains: a verification of trees has no use for it.
+        """
         return None
 
     def tap(self, batch: "Batch") -> "Tap | None":
