@@ -199,7 +199,7 @@ def any_drafter(data: st.DataObject, vocab: int) -> EngineMethod:
         return stream_draft(
             drafter,
             gamma=data.draw(st.integers(0, 7), label="gamma"),
-            budget=data.draw(st.sampled_from([4, 12, 30]), label="budget"),
+            budget=data.draw(st.sampled_from([4, 12, 30, 99]), label="budget"),
             sinks=data.draw(st.integers(0, 3), label="sinks"),
             draft_window=data.draw(st.integers(1, 20), label="window"),
         )

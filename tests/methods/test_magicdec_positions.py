@@ -9,6 +9,7 @@ from specbench.config import build_config
 from specbench.engine.engine import Engine
 from specbench.engine.rope_scaling import RopeScaling
 from specbench.errors import ContextTooLongError, UsageError
+from specbench.methods.draft_model.drafter import Drafter
 from specbench.methods.magicdec.method import MagicDec
 from specbench.methods.magicdec.stream_draft import StreamDraft
 from tests.support.capture import no_host_decisions
@@ -80,6 +81,35 @@ def test_the_target_as_its_own_small_model_is_accepted() -> None:
     method = stream_draft(model, gamma=5, budget=120)
     for outcome in decode(engine, method, prompts(3, [40, 23]), 31).values():
         assert outcome.accepted == [5] * 5
+
+
+class Gathering(StreamDraft):
+    """Gathers in every iteration, as if something were left out."""
+
+    def bind(self, engine: Engine) -> None:
+        super().bind(engine)
+        self.whole = False
+
+
+def test_what_is_kept_whole_is_gathered_once_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered: list[None] = []
+    gather = Drafter.gather
+    monkeypatch.setattr(Drafter, "gather", lambda *args: gathered.append(gather(*args)))
+    token_ids = prompts(3, [40, 23, 31])
+    parameters = stream_draft(tiny_model(), gamma=5, budget=200).parameters
+    found = []
+    for kind in (StreamDraft, Gathering):
+        gathered.clear()
+        engine = Engine(tiny_model(3), rows=2, max_len=120, prefill_chunk=16)
+        # the target's head on a little less
+        drafter = tiny_model(3)
+        drafter.layers[1].down.zero_()
+        outcomes = decode(engine, kind(parameters, drafter), token_ids, [31, 12, 20])
+        found.append([outcomes[i].accepted for i in range(3)])
+        if kind is StreamDraft:
+            assert len(gathered) == 3
+    assert found[0] == found[1]
+    assert max(map(max, found[0])) > 0
 
 
 def test_a_small_model_reads_sinks_and_a_window() -> None:

@@ -52,7 +52,15 @@ class StreamDraft(WithDraftModel, MagicDec):
     def bind(self, engine: "Engine") -> None:
         """Load the drafter, and make the positions that it chooses from."""
         super().bind(engine)
+        # then entries stay where they are, and need not be gathered again
+        self.whole = self._most(engine.max_len) == engine.max_len
         self.position = torch.arange(engine.max_len, device=engine.device)
+
+    def admit(self, row: int, batch: Batch) -> None:
+        """The drafter's own prefill."""
+        super().admit(row, batch)
+        if self.gamma and self.whole:
+            self.drafter.gather(self._kept(self.drafter.filled))
 
     def draft(self, batch: Batch) -> Draft | None:
         """Gamma tokens; the first forward feeds what was committed."""
@@ -60,7 +68,10 @@ class StreamDraft(WithDraftModel, MagicDec):
             return None
         engine, drafter = self.engine, self.drafter
         with engine.phases("selection"):
-            drafter.gather(self._kept(drafter.filled))
+            if self.whole:
+                drafter.length.copy_(drafter.filled)
+            else:
+                drafter.gather(self._kept(drafter.filled))
         logits = drafter.catch_up(self.gamma + 1)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
