@@ -115,6 +115,8 @@ class DraftModel:
             Either goes beyond the model's context.
         """
         context = self.config.context_length
+        # without gaps no position exceeds the token's own
+        drafted = min(drafted, max_len)
         look_back, prompt = max_len, max_len
         if context < max_len:
             look_back, prompt = window, window + prefill_chunk

@@ -147,6 +147,8 @@ def test_how_far_a_draft_model_reaches() -> None:
     source = DraftModel("given", tiny_model(1, max_position_embeddings=100))
     assert source.reach(90, 90, 100, 32, 16) == Reach(90, 90, 100, 16, 100)
     assert source.reach(90, 90, 400, 32, 16) == Reach(90, 90, 32, 16, 48)
+    # drafts behind the last token of a request are never read
+    assert source.reach(120, 110, 100, 32, 16) == Reach(120, 100, 100, 16, 100)
     with pytest.raises(Exception, match=r"holds 100 tokens, and its drafts would read 101"):
         source.reach(101, 101, 400, 32, 16)
     with pytest.raises(Exception, match=r"window of 90 and a prefill chunk of 16"):
