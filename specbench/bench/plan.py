@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specbench.bench.arms import Arm, build_arms, check_capabilities
+from specbench.bench.arms import Arm, build_arms, check_capabilities, check_graph_modes
 from specbench.bench.defaults import resolve_machine
 from specbench.bench.memory import (
     MemoryPlan,
@@ -17,6 +17,7 @@ from specbench.bench.residency import Residency, plan_residency
 from specbench.bench.workload import Workload, build_workloads, fit_context
 from specbench.config import RunConfig
 from specbench.errors import OutOfMemoryError, UsageError
+from specbench.methods import METHODS
 from specbench.methods.base import EngineMethod
 from specbench.results.cells import VLLM
 from specbench.results.reading import read_run
@@ -90,6 +91,12 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
     arms = build_arms(config) if arms is None else arms
     if "all" in config.method and not any(arm.method.name == VLLM for arm in arms):
         choices.append("vllm: left out of 'all', not installed here; --vllm-python names another")
+    if "all" in config.method:
+        choices += [
+            f"{name}: left out of 'all', no draft for {config.model}; --draft-weights names one"
+            for name in METHODS
+            if not METHODS.get(name).in_all(config)
+        ]
     spec = str(config.model)
     shape = read_model_config(spec, config.model_revision, config.rope_scaling)
     tokenizer = load_tokenizer(spec, config.model_revision)
@@ -102,6 +109,7 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
         check_capabilities(arm, config)
         if isinstance(arm.method, EngineMethod):
             arm.method.check(config, shape, max_len)
+    check_graph_modes(arms, config, dtype)
     config, memory, residency = _fit_memory(config, shape, dtype, arms, workloads, max_len, choices)
     for arm in arms:
         check_capabilities(arm, config)  # now with the batch size
@@ -133,6 +141,8 @@ def _fit_memory(
     choices: list[str],
 ) -> tuple[RunConfig, MemoryPlan | None, Residency]:
     """Choose the largest batch that fits, or check the one asked for."""
+    from specbench.engine.compute import uses_triton
+
     device = str(config.device)
     free = available_bytes(device)
     methods = [arm.method for arm in arms if isinstance(arm.method, EngineMethod)]
@@ -151,6 +161,7 @@ def _fit_memory(
                 max_len=max_len,
                 prefill_chunk=config.prefill_chunk,
                 sampled=config.temperature > 0,
+                triton=uses_triton(config.attention_backend, device, dtype),
             )
             check_memory(memory, free, rows, max_len)
         residency = plan_residency(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from specbench.engine.kv_cache import KVCache
@@ -10,6 +11,7 @@ from specbench.engine.phases import Phases
 from specbench.kernels.paged_attention.reference import (
     Collect,
     collect_scores,
+    log_sum_exp,
     paged_attention,
     write_kv,
 )
@@ -29,11 +31,16 @@ class ScoreCollector:
         `[layers, R, S, L]` for the forward's requests.
     ranked : Tensor
         `[R]`, entries that are candidates, from the first.
+    norm : Tensor, optional
+        `[layers, R, c, H]`, by which a verification's weights are normalised in place of their own
+        log-sum-exp, which it leaves there; a prompt's weights are exact, and its last row's
+        log-sum-exp is left for all.
     """
 
     collect: Collect
     scores: Tensor
     ranked: Tensor
+    norm: Tensor | None = None
 
 
 class Tap(Protocol):
@@ -56,6 +63,8 @@ class FullAttention:
     collector : ScoreCollector or None
     phases : Phases
         The time of collector and tap goes to "selection".
+    length : int, optional
+        `kv_lens` of the only request, where the host knows it: of a prompt's chunk.
     tap : Tap, optional
     """
 
@@ -69,6 +78,7 @@ class FullAttention:
         scale: float,
         collector: ScoreCollector | None,
         phases: Phases,
+        length: int | None = None,
         tap: Tap | None = None,
     ) -> None:
         self.cache = cache
@@ -79,6 +89,7 @@ class FullAttention:
         self.scale = scale
         self.collector = collector
         self.phases = phases
+        self.length = length
         self.tap = tap
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -91,17 +102,7 @@ class FullAttention:
                 self.tap(layer, q, self)
         if self.collector is not None:
             with self.phases("selection"):
-                collect_scores(
-                    q,
-                    keys,
-                    self.block_table,
-                    self.kv_lens,
-                    self.q_lens,
-                    self.collector.ranked,
-                    self.scale,
-                    self.collector.collect,
-                    self.collector.scores[layer],
-                )
+                self._collect(layer, q, keys, self.collector)
         return out
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -109,6 +110,25 @@ class FullAttention:
         return paged_attention(
             q, keys, values, self.block_table, self.kv_lens, self.q_lens, self.scale
         )
+
+    def _collect(self, layer: int, q: Tensor, keys: Tensor, collector: ScoreCollector) -> None:
+        where = self.block_table, self.kv_lens
+        norm = None if collector.norm is None else collector.norm[layer]
+        prompt = self.length is not None
+        collect_scores(
+            q,
+            keys,
+            *where,
+            self.q_lens,
+            collector.ranked,
+            self.scale,
+            collector.collect,
+            collector.scores[layer],
+            None if prompt else norm,
+        )
+        if prompt and norm is not None:
+            one = torch.ones_like(self.q_lens)
+            norm.copy_(log_sum_exp(q[:, -1:], keys, *where, one, self.scale))
 
 
 class TreeAttention(FullAttention):
@@ -136,7 +156,7 @@ class TreeAttention(FullAttention):
         phases: Phases,
         tap: Tap | None = None,
     ) -> None:
-        super().__init__(cache, block_table, slots, kv_lens, q_lens, scale, None, phases, tap)
+        super().__init__(cache, block_table, slots, kv_lens, q_lens, scale, None, phases, tap=tap)
         self.mask = mask
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def build_tree(root: Tensor, draft: TreeDraft, allowed: Tensor, deepest: int) ->
 
 
 def iterate_tree(engine: "Engine", draft: TreeDraft) -> tuple[Committed, Tensor, Tensor]:
-    """Verify, accept, compact, commit: as for a chain, whose iteration is `Engine._iterate`.
+    """Verify, accept, compact, commit: as for a chain, whose iteration is `Engine.iterate`.
 
     Returns
     -------
@@ -97,9 +97,10 @@ def iterate_tree(engine: "Engine", draft: TreeDraft) -> tuple[Committed, Tensor,
             tree.mask,
             engine.scale,
             engine.phases,
-            method.tap(batch),
+            None if engine.frozen else method.tap(batch),
         )
-        logits = engine.forward(tree.tokens, batch.lengths[:, None] + tree.depth, attention)
+        positions = engine.within(batch.lengths[:, None] + tree.depth)
+        logits = engine.compute.logits(engine.compute.hidden(tree.tokens, positions, attention))
     with engine.phases("sampling"):
         counted = tree.valid & active
         bad = (invalid(logits) & counted).any(1)
@@ -113,13 +114,15 @@ def iterate_tree(engine: "Engine", draft: TreeDraft) -> tuple[Committed, Tensor,
             engine.sampling,
             batch.request,
             batch.lengths,
+            engine.compute.probabilities,
         )
         accepted = accepted * batch.active
         compact(engine.cache, batch, path, accepted)
         batch.deepest.copy_(path[:, -1])
         committed = batch.commit(tree.tokens.gather(1, path), accepted, following)
-    with engine.phases("selection"):
-        method.observe(batch)
+    if not engine.frozen:
+        with engine.phases("selection"):
+            method.observe(batch)
     return committed, drafted, bad
 
 

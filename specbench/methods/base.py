@@ -154,6 +154,11 @@ class Method(ABC):
             raise UsageError(f"{cls.name}: {detail}") from error
 
     @classmethod
+    def in_all(cls, config: RunConfig) -> bool:
+        """Whether ``--method all`` includes this method: where `config` has all that it needs."""
+        return True
+
+    @classmethod
     def variants(cls) -> "dict[str, type[Method]]":
         """The classes that this method's arms are of, by the name that records carry."""
         return {cls.name: cls}
@@ -176,7 +181,15 @@ class EngineMethod(Method):
 
     What the verification hands over: to `collector`, attention scores of every layer; to `tap`,
     each layer's queries; in `batch.deepest`, which of its rows is the last accepted draft's.
+
+    Attributes
+    ----------
+    capturable : bool
+        Whether `draft`, `collector` and `observe` can be captured in a CUDA graph: tensors of fixed
+        shape and place, no decision of the host.
     """
+
+    capturable: ClassVar[bool] = True
 
     @property
     def nodes(self) -> int:
@@ -217,6 +230,10 @@ class EngineMethod(Method):
         """Allocate what the method needs for the engine's rows, layers and lengths."""
         vars(self).setdefault("_before_bind", frozenset(vars(self)))
         self.engine = engine
+
+    def is_bound_to(self, engine: "Engine") -> bool:
+        """Whether `bind` was last called with `engine`."""
+        return getattr(self, "engine", None) is engine
 
     def unbind(self) -> None:
         """Let go of the engine and of everything that `bind` allocated."""

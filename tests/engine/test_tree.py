@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench.engine import engine as engine_module
 from specbench.engine import tree as tree_module
 from specbench.engine.batch import Batch
+from specbench.engine.compute import ReferenceCompute
 from specbench.engine.engine import Engine
 from specbench.engine.kv_cache import KVCache
-from specbench.engine.model import Transformer
+from specbench.engine.model import Attention, Transformer
 from specbench.engine.sampling import Sampling
 from specbench.engine.tree import build_tree, compact
 from specbench.methods.base import TreeDraft
@@ -152,15 +152,16 @@ def every_node_sees_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def positions_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = Engine.forward
+    hidden = ReferenceCompute.hidden
 
-    def moved(self: Engine, tokens: object, positions: torch.Tensor, attention: object) -> object:
+    def moved(
+        self: ReferenceCompute, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention
+    ) -> torch.Tensor:
         if isinstance(attention, tree_module.TreeAttention):
-            offset = torch.arange(positions.shape[1])
-            positions = positions[:, :1] + offset
-        return forward(self, tokens, positions, attention)  # type: ignore[arg-type]
+            positions = positions[:, :1] + torch.arange(positions.shape[1])
+        return hidden(self, tokens, positions, attention)
 
-    monkeypatch.setattr(engine_module.Engine, "forward", moved)
+    monkeypatch.setattr(ReferenceCompute, "hidden", moved)
 
 
 def write_while_reading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +239,8 @@ def test_nothing_is_decided_by_the_host(sampling: Sampling) -> None:
     engine.method.draft = lambda batch: draft  # type: ignore[method-assign]
     for row, ids in enumerate(prompts(8, [40, 21])):
         engine.admit(row, row, ids, 20)
-    vocab = tiny_config().vocab_size
-    engine.forward = lambda *args: torch.zeros(3, 10, vocab)  # type: ignore[method-assign]
+    width = tiny_config().hidden_size
+    hidden = torch.zeros(3, 10, width, dtype=engine.dtype)
+    engine.compute.hidden = lambda *args: hidden  # type: ignore[method-assign]
     with no_host_decisions():
-        engine._iterate()
+        engine.iterate()

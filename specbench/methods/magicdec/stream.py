@@ -71,7 +71,7 @@ class Stream(MagicDec):
             selected = chosen[None, :, None].expand(engine.config.num_layers, -1, -1, -1)
         reach = batch.lengths[:, None] + torch.arange(self.gamma, device=engine.device)
 
-        def attention(position: Tensor, drafting: Tensor) -> Attention:
+        def attention(position: Tensor, drafting: Tensor, step: int) -> Attention:
             tail = batch.slots(reach, (reach <= position) & drafting)
             slots = batch.slots(position, drafting)
             if self.parameters.positions == "absolute":

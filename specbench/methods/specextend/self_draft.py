@@ -54,7 +54,7 @@ class SelfDraft(SpecExtend):
         after = torch.arange(self._after(), device=engine.device)
         reach = self.retrieval.scored[:, None] + after
 
-        def attention(position: Tensor, drafting: Tensor) -> SparseAttention:
+        def attention(position: Tensor, drafting: Tensor, step: int) -> SparseAttention:
             return SparseAttention(
                 engine.cache,
                 selected,

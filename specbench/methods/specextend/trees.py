@@ -99,7 +99,7 @@ class TreeExtend(SpecExtend):
 
     def _enough(self, growing: Tensor) -> bool:
         # a captured iteration runs all its levels; the host may look where nothing is captured
-        return self.engine.graph_mode == "eager" and not bool(
+        return self.engine.graph_mode(self) == "eager" and not bool(
             (growing & self.engine.batch.active).any()
         )
 

@@ -109,16 +109,16 @@ def test_what_came_after_the_scores_is_read() -> None:
     engine.use(method, GREEDY)
     engine.admit(0, 0, prompts(2, [30])[0], 50)
     seen: list[set[int]] = []
-    forward = engine.forward
+    hidden = engine.compute.hidden
 
     def watched(tokens: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         if hasattr(attention, "tail"):
             slots = [*attention.selected[0, 0, 0].tolist(), *attention.tail[0].tolist()]
             table = engine.batch.block_table[0].tolist()
             seen.append({table.index(s // 16) * 16 + s % 16 for s in slots if s >= 0})
-        return forward(tokens, positions, attention)  # type: ignore[arg-type]
+        return hidden(tokens, positions, attention)  # type: ignore[arg-type]
 
-    engine.forward = watched  # type: ignore[method-assign]
+    engine.compute.hidden = watched  # type: ignore[method-assign]
     for _ in range(8):
         seen.clear()
         n = int(engine.batch.lengths[0])
@@ -229,8 +229,8 @@ def test_nothing_is_decided_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None
         tap = getattr(attention, "tap", None)
         if tap is not None:
             tap(1, torch.zeros(*tokens.shape, 4, 8), attention)
-        return torch.zeros(*tokens.shape, 32, dtype=engine.dtype)
+        return torch.zeros(*tokens.shape, engine.config.hidden_size, dtype=engine.dtype)
 
-    monkeypatch.setattr(engine, "forward", forward)
+    monkeypatch.setattr(engine.compute, "hidden", forward)
     with no_host_decisions():
-        engine._iterate()
+        engine.iterate()
