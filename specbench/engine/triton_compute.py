@@ -86,7 +86,7 @@ class TritonCompute(Compute):
             Fusion(0, MAX_ROWS, 0, MAX_ROWS, 0) if model.dtype == torch.float16 else Fusion()
         )
         self._narrow: tuple[FullAttention, Tensor, Tensor] | None = None
-        self._paged: dict[tuple[int, int, int, Collect | None, bool], PagedAttention] = {}
+        self._paged: dict[tuple[int, int, int, Collect | None, bool, int], PagedAttention] = {}
         self._sparse: dict[int, SparseAttentionWorkspace] = {}
         self._selection: dict[tuple[int, int, int], SelectionWorkspace] = {}
 
@@ -274,7 +274,8 @@ class TritonCompute(Compute):
         lengths = attention.kv_lens, attention.q_lens
         common = keys, values, attention.block_table, *lengths, attention.scale
         if isinstance(attention, TreeAttention):
-            paged = self._paged_workspace(rows, queries, None)
+            # a tree stands behind the longest text
+            paged = self._paged_workspace(rows, queries, None, beyond=queries)
             return paged(q, *common, tree_mask=attention.mask)
         collect = None if collector is None else collector.collect
         if self.flash_decode and collector is None and queries == 1:
@@ -344,10 +345,11 @@ class TritonCompute(Compute):
         collect: Collect | None,
         heads: int | None = None,
         one_pass: bool = False,
+        beyond: int = 0,
     ) -> PagedAttention:
         config = self.model.config
         heads = heads or config.num_heads
-        key = rows, queries, heads, collect, one_pass
+        key = rows, queries, heads, collect, one_pass, beyond
         if key not in self._paged:
             self._paged[key] = PagedAttention(
                 rows,
@@ -355,7 +357,7 @@ class TritonCompute(Compute):
                 heads,
                 config.num_kv_heads,
                 config.head_dim,
-                self.model.max_len,
+                self.model.max_len + beyond,
                 self.model.dtype,
                 self.device,
                 collect,

@@ -235,12 +235,12 @@ def resample_from_p(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def untempered_q(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: drafts are drawn as they should, but q is stated without temperature and cuts."""
-    pick = Engine._pick
+    pick = Engine.pick
 
     def stated(self: Engine, logits: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         return pick(self, logits, offset)[0], torch.softmax(logits, -1)
 
-    monkeypatch.setattr(Engine, "_pick", stated)
+    monkeypatch.setattr(Engine, "pick", stated)
 
 
 def first_draft_always_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
