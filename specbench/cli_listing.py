@@ -50,7 +50,7 @@ def settings(parameters: "type[Parameters]") -> str:
     words = []
     for name, field in parameters.model_fields.items():
         words.append(f"--{name.replace('_', '-')}")
-        if field.default not in (None, ()):
+        if not field.is_required() and field.default not in (None, ()):
             words.append(str(field.default))
     return " ".join(words)
 

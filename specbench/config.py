@@ -20,6 +20,8 @@ from specbench.registry import unknown
 Score = Literal["logit", "weight", "random"]
 Queries = Literal["first+last", "last", "all"]
 Share = Literal["head", "layer"]
+Collecting = Literal["cheap", "full"]
+Positions = Literal["absolute", "cache-relative"]
 Normaliser = Literal["exact", "previous"]
 Goal = Literal["throughput", "tpot"]
 Ratio = Annotated[float, Field(gt=0, le=1)]
@@ -123,6 +125,39 @@ class RunConfig(BaseModel):
     dense_layers: NonNegativeInt | None = Field(
         None, description="First layers in which Quest's drafts read everything."
     )
+    positions: Positions | None = Field(
+        None, description="Rotary positions of what MagicDec's stream keeps."
+    )
+    draft_model: str | None = Field(
+        None,
+        description="A small model that drafts in the target's place (SpecExtend, MagicDec's "
+        "stream), named as for --model.",
+    )
+    draft_window: PositiveInt | None = Field(
+        None,
+        description="Prompt tokens that a draft model's prefill looks back on, where its own "
+        "context is shorter than the prompt.",
+    )
+    chunk: PositiveInt | None = Field(None, description="Tokens of a chunk of SpecExtend.")
+    top_chunks: PositiveInt | None = Field(
+        None, description="Chunks that SpecExtend's drafts read, where no --kept-ratio is given."
+    )
+    interval: PositiveInt | None = Field(
+        None, description="Verifications between two choices of SpecExtend's chunks."
+    )
+    collect: Collecting | Literal["all"] | None = Field(
+        None,
+        description="SpecExtend's scores: of one query after acceptance, or of all verify rows as "
+        "published; 'all' makes an arm of each.",
+    )
+    drafts: Literal["chain", "tree"] | None = Field(
+        None, description="What SpecExtend drafts where the target drafts for itself."
+    )
+    nodes: PositiveInt | None = Field(None, description="Nodes of a draft tree, and of a level.")
+    depth: PositiveInt | None = Field(None, description="Levels of a draft tree, at most.")
+    threshold: float | None = Field(
+        None, ge=0, description="Expected tokens that another level of a draft tree must add."
+    )
     vllm_arg: tuple[str, ...] | None = Field(
         None,
         description="Engine argument KEY=VALUE for vLLM, typed by vLLM itself; each "
@@ -187,6 +222,17 @@ METHOD_FIELDS = (
     "window",
     "pool",
     "dense_layers",
+    "positions",
+    "draft_model",
+    "draft_window",
+    "chunk",
+    "top_chunks",
+    "interval",
+    "collect",
+    "drafts",
+    "nodes",
+    "depth",
+    "threshold",
     "vllm_arg",
     "vllm_python",
     "vllm_timeout",

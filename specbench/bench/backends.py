@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.bench.arms import Arm
 from specbench.bench.backend import Backend
-from specbench.bench.memory import PeakMemory
+from specbench.bench.memory import PeakMemory, spare_entries
 from specbench.bench.residency import HEADROOM_TOKENS
 from specbench.bench.status import classify
 from specbench.engine.generate import Generated, Progress, Request, generate
@@ -81,6 +81,7 @@ class EngineHost:
                 max_new_tokens=max(r.max_new_tokens for w in plan.workloads for r in w.requests),
                 ignore_eos=config.ignore_eos,
                 prefill_chunk=config.prefill_chunk,
+                spare=spare_entries([arm.method for arm in plan.arms]),
                 backend=config.attention_backend,
                 graphs=config.graphs,
             )

@@ -1,5 +1,6 @@
 """Whether a plan fits the memory, said in bytes before anything is loaded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from specbench.engine.model_config import ModelConfig
-    from specbench.methods.base import EngineMethod
+    from specbench.methods.base import EngineMethod, Method
 
 _RESERVE = 0.05
 _CUDA_BYTES = 2**31  # kernels' workspaces, libraries, graphs
@@ -65,9 +66,8 @@ def plan_memory(
     """
     from specbench.engine.kv_cache import PAGE_SIZE, pages_for
 
-    slots = (rows * pages_for(max_len) + 1) * PAGE_SIZE
-    gamma = max(method.gamma for method in methods)
-    verified = rows * (gamma + 1)
+    slots = (rows * pages_for(max_len + spare_entries(methods)) + 1) * PAGE_SIZE
+    verified = rows * (max(max(method.gamma, method.nodes) for method in methods) + 1)
     # sampling holds logits, p, q, their sorted copies and order, and a float64 cumulative sum
     logits = verified * model.vocab_size * 4 * (10 if sampled else 2)
     chunk = min(prefill_chunk, max_len)
@@ -84,6 +84,13 @@ def plan_memory(
         method=sum(method.memory_bytes(model, rows, max_len, dtype) for method in methods),
         working=logits + max(chunk, verified) * hidden * 4 + attention + history,
     )
+
+
+def spare_entries(methods: "Sequence[Method]") -> int:
+    """Cache entries that a request needs beyond its tokens: where the nodes of a tree stand."""
+    from specbench.methods.base import EngineMethod
+
+    return max((m.nodes for m in methods if isinstance(m, EngineMethod)), default=0)
 
 
 def available_bytes(device: str) -> int | None:

@@ -107,6 +107,8 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
     dtype = getattr(torch, str(config.dtype))
     for arm in arms:
         check_capabilities(arm, config)
+        if isinstance(arm.method, EngineMethod):
+            arm.method.check(config, shape, max_len)
     check_graph_modes(arms, config, dtype)
     config, memory, residency = _fit_memory(config, shape, dtype, arms, workloads, max_len, choices)
     for arm in arms:

@@ -1,4 +1,4 @@
-"""The one acceptance rule for chains of drafts."""
+"""The one acceptance rule for chains of drafts, and the one for trees."""
 
 from collections.abc import Callable
 
@@ -70,10 +70,93 @@ def accept_chain(
     return accepted, draw(weights, u)
 
 
+def accept_tree(
+    logits: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    valid: Tensor,
+    deepest: int,
+    sampling: Sampling,
+    request: Tensor,
+    start: Tensor,
+    distribution: Callable[[Tensor, Sampling], Tensor] = probabilities,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """How far down each tree the target goes, the token that follows, and the way.
+
+    At each node the target's token is chosen: the arg-max at temperature 0, else a draw from p. The
+    child that equals it is where the next is chosen; where there is none, it follows. Every token
+    is the target's own, so the output follows p exactly, whatever the tree is, if it was fixed
+    before the draws (SpecInfer's naive sampling: Miao et al., ASPLOS 2024).
+
+    The draw at depth d has the number that a decode step at that position has (see `random`: one
+    such draw is made of each position, and all of them are committed). So the output of a sampled
+    request is the autoregressive one, token by token, and not only in distribution.
+
+    Parameters
+    ----------
+    logits : Tensor
+        `[R, N + 1, V]` of the root and the nodes.
+    tokens, parents : Tensor
+        int64 `[R, N + 1]`; column 0 is the root, its own parent.
+    valid : Tensor
+        bool `[R, N + 1]`, columns that may be reached.
+    deepest : int
+        The depth of the deepest valid node, at most.
+    sampling : Sampling
+        Temperature, top-k, top-p and seed.
+    request, start : Tensor
+        int64 `[R]`, the keys of the random numbers.
+    distribution : callable
+        What `probabilities` does, on another device.
+
+    Returns
+    -------
+    accepted : Tensor
+        int64 `[R]`.
+    following : Tensor
+        int64 `[R]`, the token after the last accepted one.
+    path : Tensor
+        int64 `[R, deepest]`, the accepted columns, from the root's child; the last stands again in
+        the rest, the root where none was accepted.
+    """
+    rows = torch.arange(len(logits), device=logits.device)
+    column = torch.arange(tokens.shape[1], device=logits.device)
+    node = torch.zeros_like(request)
+    accepted = torch.zeros_like(request)
+    following = torch.zeros_like(request)
+    going = torch.ones_like(request, dtype=torch.bool)
+    path = []
+    for depth in range(deepest + 1):
+        token = _choose(logits[rows, node], sampling, request, start + depth, distribution)
+        following = torch.where(going, token, following)
+        if depth == deepest:
+            break
+        child = (parents == node[:, None]) & (tokens == token[:, None]) & valid & (column > 0)
+        going = going & child.any(1)
+        node = torch.where(going, child.long().argmax(1), node)
+        accepted = accepted + going
+        path.append(node)
+    return accepted, following, torch.stack(path, 1)
+
+
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """(p - q)+ `[R, V]`, unnormalised; p itself where rounding leaves nothing above q."""
     positive = (p - q).clamp(min=0)
     return torch.where(positive.sum(-1, keepdim=True) > 0, positive, p)
+
+
+def _choose(
+    logits: Tensor,
+    sampling: Sampling,
+    request: Tensor,
+    position: Tensor,
+    distribution: Callable[[Tensor, Sampling], Tensor],
+) -> Tensor:
+    """The target's token `[R]` from logits `[R, V]`, as a decode step at `position` chooses it."""
+    if sampling.greedy:
+        return argmax(logits)
+    u = uniform(sampling.seed, request, position, 0, Purpose.TARGET)
+    return draw(distribution(logits, sampling), u)
 
 
 def accept_greedy(best: Tensor, draft: Draft | None, allowed: Tensor) -> tuple[Tensor, Tensor]:

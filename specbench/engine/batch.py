@@ -64,11 +64,21 @@ class Batch:
     history : Tensor
         int64 `[R, max_len + 1]`, the request's tokens by position, up to `tokens` at `lengths`;
         what stands behind is old, and the last column takes the masked writes.
+    deepest : Tensor
+        int64 `[R]`, row of the last verification that was the last accepted draft's; 0 where none
+        was accepted.
     eos : Tensor
         int64 `[E]`, tokens that end a request.
     """
 
-    def __init__(self, rows: int, max_len: int, eos: list[int], device: torch.device | str) -> None:
+    def __init__(
+        self,
+        rows: int,
+        max_len: int,
+        eos: list[int],
+        device: torch.device | str,
+        spare: int = 0,
+    ) -> None:
         def integers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
@@ -78,8 +88,9 @@ class Batch:
         self.remaining = integers(rows)
         self.active = torch.zeros(rows, dtype=torch.bool, device=device)
         self.request = integers(rows)
-        self.block_table = integers(rows, pages_for(max_len))
+        self.block_table = integers(rows, pages_for(max_len + spare))
         self.history = integers(rows, max_len + 1)
+        self.deepest = integers(rows)
         self.eos = torch.tensor(eos, dtype=torch.int64, device=device)
 
     def reserve(self, row: int, pages: list[int]) -> None:

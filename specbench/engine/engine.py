@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.acceptance import accept_chain, accept_greedy
-from specbench.engine.batch import Batch, slots_of
+from specbench.engine.batch import Batch, Committed, slots_of
 from specbench.engine.compute import Backend, make_compute
 from specbench.engine.forward import FullAttention, ScoreCollector
 from specbench.engine.graph import Outbox, capture
@@ -17,8 +17,9 @@ from specbench.engine.model import Attention, Transformer
 from specbench.engine.phases import Phases
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling, argmax, draw, invalid
+from specbench.engine.tree import iterate_tree
 from specbench.errors import ContextTooLongError
-from specbench.methods.base import Draft, EngineMethod
+from specbench.methods.base import Draft, EngineMethod, TreeDraft
 
 if TYPE_CHECKING:
     from torch.cuda import CUDAGraph
@@ -66,6 +67,9 @@ class Engine:
         Decode to the length limit.
     prefill_chunk : int
         Prompt tokens a prefill forward.
+    spare : int
+        Cache entries a request beyond its tokens: where the nodes of a tree stand while they are
+        verified.
     backend : {"auto", "triton", "flash-attn", "sdpa"}
         What computes the forwards; see `make_compute`.
     graphs : bool
@@ -87,6 +91,7 @@ class Engine:
         max_new_tokens: int | None = None,
         ignore_eos: bool = False,
         prefill_chunk: int = 512,
+        spare: int = 0,
         backend: Backend = "auto",
         graphs: bool = True,
     ) -> None:
@@ -97,10 +102,12 @@ class Engine:
         self.max_len = max_len
         self.max_new_tokens = min(max_new_tokens or max_len, max_len)
         self.prefill_chunk = prefill_chunk
+        self.spare = spare
         self.scale = self.config.head_dim**-0.5
-        self.cache = KVCache(self.config, rows * pages_for(max_len), self.dtype, self.device)
+        pages = rows * pages_for(max_len + spare)
+        self.cache = KVCache(self.config, pages, self.dtype, self.device)
         self.eos = frozenset(() if ignore_eos else self.config.eos_ids)
-        self.batch = Batch(rows, max_len, sorted(self.eos), self.device)
+        self.batch = Batch(rows, max_len, sorted(self.eos), self.device, spare)
         self.phases = Phases(enabled=self.device.type == "cpu")
         self.compute = make_compute(backend, model, self.cache)
         self._graphs = graphs
@@ -121,7 +128,18 @@ class Engine:
         return "full" if able and self._graphs else "eager"
 
     def use(self, method: EngineMethod, sampling: Sampling) -> None:
-        """Decode with `method` from now on; every row must be empty."""
+        """Decode with `method` from now on; every row must be empty.
+
+        Raises
+        ------
+        ValueError
+            The method's trees are larger than the entries that are spare.
+        """
+        if method.nodes > self.spare:
+            raise ValueError(
+                f"{method.name} verifies trees of {method.nodes} nodes: make the engine with "
+                f"spare={method.nodes}, not {self.spare}"
+            )
         self.method = method
         self.sampling = sampling
         if self.graph_mode(method) == "eager":
@@ -180,7 +198,7 @@ class Engine:
                 f"{max_new_tokens} new tokens exceed the {self.max_new_tokens} that the engine was "
                 "made for"
             )
-        self._pages[row] = self.cache.allocate(total)
+        self._pages[row] = self.cache.allocate(total + self.spare)
         self.batch.reserve(row, self._pages[row])
         self.batch.record(row, token_ids)
         for hidden in self._chunks(row, token_ids, self.method):
@@ -329,6 +347,8 @@ class Engine:
         allowed = batch.allowed(method.gamma)
         with self.phases("draft"):
             draft = method.draft(batch)
+        if isinstance(draft, TreeDraft):
+            return _pack(*iterate_tree(self, draft))
         if draft is not None and draft.counts is not None:
             allowed = torch.minimum(allowed, draft.counts)
         chunk = batch.tokens[:, None]
@@ -340,12 +360,12 @@ class Engine:
         with self.phases("verify"):
             accepted, following, bad = self._verify(chunk, draft, allowed, collector)
         with self.phases("sampling"):
+            batch.deepest.copy_(accepted)
             committed = batch.commit(draft.tokens if draft else None, accepted, following)
         if not self.frozen:
             with self.phases("selection"):
                 method.observe(batch)
-        columns = [committed.count, committed.accepted, allowed, committed.ended, bad]
-        return torch.cat([torch.stack([c.long() for c in columns], 1), committed.tokens], 1)
+        return _pack(committed, allowed, bad)
 
     def _verify(
         self,
@@ -369,6 +389,7 @@ class Engine:
             self.scale,
             collector,
             self.phases,
+            tap=None if self.frozen else self.method.tap(batch),
         )
         positions = self.within(positions)
         if self.sampling.greedy:
@@ -416,3 +437,9 @@ class Engine:
                 length=end,
             )
             yield self.compute.hidden(tokens, positions, attention)
+
+
+def _pack(committed: Committed, drafted: Tensor, bad: Tensor) -> Tensor:
+    """An iteration's result as one tensor, int64 `[R, 5 + tokens]`."""
+    columns = [committed.count, committed.accepted, drafted, committed.ended, bad]
+    return torch.cat([torch.stack([c.long() for c in columns], 1), committed.tokens], 1)

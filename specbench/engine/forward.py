@@ -1,6 +1,7 @@
 """What the model's attention layers do in each kind of forward: full, with scores, or sparse."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from specbench.kernels.paged_attention.reference import (
     write_kv,
 )
 from specbench.kernels.sparse_attention.reference import sparse_attention
+from specbench.kernels.tree_attention.reference import tree_attention
 
 
 @dataclass
@@ -41,6 +43,14 @@ class ScoreCollector:
     norm: Tensor | None = None
 
 
+class Tap(Protocol):
+    """What a method has called in every layer of a verification, after the attention."""
+
+    def __call__(self, layer: int, q: Tensor, attention: "FullAttention") -> None:
+        """Look at the queries `[R, Q, H, D]` and at what they attend over."""
+        ...
+
+
 class FullAttention:
     """Writes the chunk's KV and attends over everything before it (prefill, verification).
 
@@ -52,9 +62,10 @@ class FullAttention:
     scale : float
     collector : ScoreCollector or None
     phases : Phases
-        The collection's time goes to "selection".
+        The time of collector and tap goes to "selection".
     length : int, optional
         `kv_lens` of the only request, where the host knows it: of a prompt's chunk.
+    tap : Tap, optional
     """
 
     def __init__(
@@ -68,6 +79,7 @@ class FullAttention:
         collector: ScoreCollector | None,
         phases: Phases,
         length: int | None = None,
+        tap: Tap | None = None,
     ) -> None:
         self.cache = cache
         self.block_table = block_table
@@ -78,18 +90,26 @@ class FullAttention:
         self.collector = collector
         self.phases = phases
         self.length = length
+        self.tap = tap
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.layer(layer)
         write_kv(keys, k, self.slots)
         write_kv(values, v, self.slots)
-        out = paged_attention(
-            q, keys, values, self.block_table, self.kv_lens, self.q_lens, self.scale
-        )
+        out = self.attend(q, keys, values)
+        if self.tap is not None:
+            with self.phases("selection"):
+                self.tap(layer, q, self)
         if self.collector is not None:
             with self.phases("selection"):
                 self._collect(layer, q, keys, self.collector)
         return out
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of the chunk over one layer's cache."""
+        return paged_attention(
+            q, keys, values, self.block_table, self.kv_lens, self.q_lens, self.scale
+        )
 
     def _collect(self, layer: int, q: Tensor, keys: Tensor, collector: ScoreCollector) -> None:
         where = self.block_table, self.kv_lens
@@ -109,6 +129,41 @@ class FullAttention:
         if prompt and norm is not None:
             one = torch.ones_like(self.q_lens)
             norm.copy_(log_sum_exp(q[:, -1:], keys, *where, one, self.scale))
+
+
+class TreeAttention(FullAttention):
+    """The same for the nodes of trees, which see the prefix and their ancestors.
+
+    Parameters
+    ----------
+    cache, block_table, slots, kv_lens, q_lens
+        As for `FullAttention`; the tree is the last C of the ``kv_lens[r]`` entries.
+    mask : Tensor
+        bool `[R, Q, C]`: the entries of the tree that a row sees.
+    scale, phases, tap
+        As for `FullAttention`.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        block_table: Tensor,
+        slots: Tensor,
+        kv_lens: Tensor,
+        q_lens: Tensor,
+        mask: Tensor,
+        scale: float,
+        phases: Phases,
+        tap: Tap | None = None,
+    ) -> None:
+        super().__init__(cache, block_table, slots, kv_lens, q_lens, scale, None, phases, tap=tap)
+        self.mask = mask
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of the nodes over one layer's cache."""
+        return tree_attention(
+            q, keys, values, self.block_table, self.kv_lens, self.q_lens, self.mask, self.scale
+        )[0]
 
 
 class SparseAttention:

@@ -39,6 +39,25 @@ def build_rope(
     return cos.to(device, dtype), sin.to(device, dtype)
 
 
+def rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Heads rotated to their positions.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[..., heads, head_dim]``, not rotated.
+    cos, signed_sin : Tensor
+        ``[..., head_dim]``, rows of the tables, the first half of the sine's negated.
+
+    Returns
+    -------
+    Tensor
+        Of the shape and type of `x`.
+    """
+    cos, sin = cos.unsqueeze(-2), signed_sin.unsqueeze(-2)
+    return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
+
+
 def inverse_frequencies(config: ModelConfig, max_len: int) -> tuple[Tensor, float]:
     """Inverse frequencies ``[head_dim / 2]`` in float32, and the factor on cos and sin.
 

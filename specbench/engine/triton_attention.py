@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.engine.forward import FullAttention, ScoreCollector, SparseAttention
+from specbench.engine.forward import FullAttention, ScoreCollector, SparseAttention, TreeAttention
 from specbench.engine.kv_cache import KVCache, pages_for
 from specbench.engine.model import Transformer
 from specbench.kernels.flash_attention import Peer
@@ -33,7 +33,7 @@ class TritonAttention:
         self.model, self.cache = model, cache
         self.flash, self.flash_decode = flash, flash_decode
         self._narrow: tuple[FullAttention, Tensor, Tensor] | None = None
-        self._paged: dict[tuple[int, int, int, Collect | None, bool], PagedAttention] = {}
+        self._paged: dict[tuple[int, int, int, Collect | None, bool, int], PagedAttention] = {}
         self._sparse: dict[int, SparseAttentionWorkspace] = {}
 
     def __call__(self, attention: FullAttention | SparseAttention, layer: int, q: Tensor) -> Tensor:
@@ -49,6 +49,13 @@ class TritonAttention:
                 attention.scale,
                 workspace=self._sparse_workspace(q),
             )
+        out = self._attend_fully(attention, layer, q)
+        if attention.tap is not None:
+            attention.tap(layer, q, attention)
+        return out
+
+    def _attend_fully(self, attention: FullAttention, layer: int, q: Tensor) -> Tensor:
+        keys, values = self.cache.layer(layer)
         collector = attention.collector
         if attention.length is not None:
             # chunks differ in their length: for each, a kernel would be compiled anew
@@ -62,6 +69,10 @@ class TritonAttention:
         rows, queries = q.shape[:2]
         lengths = attention.kv_lens, attention.q_lens
         common = keys, values, attention.block_table, *lengths, attention.scale
+        if isinstance(attention, TreeAttention):
+            # a tree stands behind the longest text
+            paged = self.workspace(rows, queries, None, beyond=queries)
+            return paged(q, *common, tree_mask=attention.mask)
         collect = None if collector is None else collector.collect
         if self.flash_decode and collector is None and queries == 1:
             return self._flash(q, keys, values, attention, self.model.max_len)
@@ -130,11 +141,12 @@ class TritonAttention:
         collect: Collect | None,
         heads: int | None = None,
         one_pass: bool = False,
+        beyond: int = 0,
     ) -> PagedAttention:
         """Memory for calls of up to `rows` requests of `queries` rows each."""
         config = self.model.config
         heads = heads or config.num_heads
-        key = rows, queries, heads, collect, one_pass
+        key = rows, queries, heads, collect, one_pass, beyond
         if key not in self._paged:
             self._paged[key] = PagedAttention(
                 rows,
@@ -142,7 +154,7 @@ class TritonAttention:
                 heads,
                 config.num_kv_heads,
                 config.head_dim,
-                self.model.max_len,
+                self.model.max_len + beyond,
                 self.model.dtype,
                 self.cache.keys.device,
                 collect,

@@ -12,5 +12,6 @@ METHODS.register_lazy("autoregressive", "specbench.methods.autoregressive:Autore
 METHODS.register_lazy("longspec", "specbench.methods.longspec.method:LongSpec")
 METHODS.register_lazy("lookup", "specbench.methods.lookup:Lookup")
 METHODS.register_lazy("magicdec", "specbench.methods.magicdec.method:MagicDec")
+METHODS.register_lazy("specextend", "specbench.methods.specextend.method:SpecExtend")
 METHODS.register_lazy("vegas", "specbench.methods.vegas:Vegas")
 METHODS.register_lazy("vllm", "specbench.methods.vllm.method:Vllm")

@@ -14,7 +14,7 @@ from specbench.errors import UsageError
 if TYPE_CHECKING:
     from specbench.engine.batch import Batch
     from specbench.engine.engine import Engine
-    from specbench.engine.forward import ScoreCollector
+    from specbench.engine.forward import ScoreCollector, Tap
     from specbench.engine.model_config import ModelConfig
 
 
@@ -61,7 +61,7 @@ class Tunable:
 
 @dataclass
 class Draft:
-    """A chain of drafts for each running request.
+    """A chain of drafts for each running request (trees: `TreeDraft`).
 
     Attributes
     ----------
@@ -77,6 +77,37 @@ class Draft:
 
     tokens: Tensor
     probs: Tensor | None = None
+    counts: Tensor | None = None
+
+
+@dataclass
+class TreeDraft:
+    """A tree of drafts for each running request, judged by one verification.
+
+    The root is the last committed token, which is no node. At every node, the root included, the
+    target's own token is chosen (arg-max, or drawn from its distribution), and the child that
+    equals it, if any, is where the next is chosen. So the output is the target's at any temperature
+    and whatever the tree holds, as long as it was fixed before: the tree needs no probabilities.
+
+    A method that returns trees says by `gamma` how deep they are and by `nodes` how large, at most.
+    A node's rotary position is the root's plus its depth; while it is verified, its KV stands at
+    the root's position plus 1 plus its index. That of the accepted path is moved to the positions
+    of a chain before `observe`, so that methods see no difference there. `kernels/tree_attention`
+    serves the verification and drafters alike.
+
+    Attributes
+    ----------
+    tokens : Tensor
+        int64 `[R, N]`; siblings should differ, since of equal ones only the first is ever reached.
+    parents : Tensor
+        int64 `[R, N]`, a node's parent by its index, below the node's own; -1 for the root.
+    counts : Tensor or None
+        int64 `[R]`, how many of a row's nodes, from the first, are drafts: what follows only has to
+        be tokens. None stands for all N in every row.
+    """
+
+    tokens: Tensor
+    parents: Tensor
     counts: Tensor | None = None
 
 
@@ -96,7 +127,10 @@ class Method(ABC):
 
     @property
     def gamma(self) -> int:
-        """Drafts of one iteration, at most; 0 for a method that does not draft."""
+        """Drafts of one iteration, at most; 0 for a method that does not draft.
+
+        Of trees, the depth: the most that one verification can accept.
+        """
         return 0
 
     @classmethod
@@ -145,6 +179,9 @@ class EngineMethod(Method):
     `bind` once; `admit` for each request after its prefill; then `draft`, and after the
     verification `observe`, every iteration. All of a request's state lives in its row.
 
+    What the verification hands over: to `collector`, attention scores of every layer; to `tap`,
+    each layer's queries; in `batch.deepest`, which of its rows is the last accepted draft's.
+
     Attributes
     ----------
     capturable : bool
@@ -154,6 +191,11 @@ class EngineMethod(Method):
 
     capturable: ClassVar[bool] = True
 
+    @property
+    def nodes(self) -> int:
+        """Nodes of one iteration's tree, at most; 0 for a method that drafts chains."""
+        return 0
+
     def memory_bytes(
         self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
     ) -> int:
@@ -162,6 +204,23 @@ class EngineMethod(Method):
         `dtype` is the KV cache's.
         """
         return 0
+
+    def check(self, config: RunConfig, model: "ModelConfig", max_len: int) -> None:
+        """Refuse what cannot run, before any weight is loaded.
+
+        Parameters
+        ----------
+        config : RunConfig
+            With everything chosen but the batch size.
+        model : ModelConfig
+            The target.
+        max_len : int
+            Prompt and new tokens of a request, at most.
+
+        Raises
+        ------
+        SpecbenchError
+        """
 
     def entries_read(self, length: int) -> int:
         """KV entries that a draft reads of a prefix of `length`; settings that agree are equal."""
@@ -183,17 +242,24 @@ class EngineMethod(Method):
             delattr(self, name)
 
     @abstractmethod
-    def draft(self, batch: "Batch") -> Draft | None:
+    def draft(self, batch: "Batch") -> Draft | TreeDraft | None:
         """Drafts for every row, or None for none (autoregressive)."""
 
     def collector(self, batch: "Batch") -> "ScoreCollector | None":
-        """Where the next verification leaves its attention scores, if the method wants them."""
+        """Where the next verification leaves its attention scores, if the method wants them.
+
+        Of chains: a verification of trees has no use for it.
+        """
+        return None
+
+    def tap(self, batch: "Batch") -> "Tap | None":
+        """What the next verification calls in every layer with its queries, if the method wants."""
         return None
 
     def prefill_collector(
         self, row: int, begin: int, end: int, length: int
     ) -> "ScoreCollector | None":
-        """The same for the prefill's chunk of positions `begin` to `end` of `row`'s prompt.
+        """The collector of the prefill's chunk of positions `begin` to `end` of `row`'s prompt.
 
         The prompt has `length` tokens; its last chunk is the one that ends there.
         """

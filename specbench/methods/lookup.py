@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from specbench.engine.batch import Batch
-from specbench.methods.base import Draft, EngineMethod, Parameters
+from specbench.methods.base import Draft, EngineMethod, Parameters, Tunable
 
 if TYPE_CHECKING:
     from specbench.engine.model_config import ModelConfig
@@ -41,6 +41,7 @@ class Lookup(EngineMethod):
     name = "lookup"
     summary = "no draft model; copies what followed the last tokens when they occurred before"
     parameters_type = LookupParameters
+    tunable = Tunable(gammas=(1, 2, 3, 4, 5, 6, 8, 10, 12, 16), probe_gamma=8)
     parameters: LookupParameters
 
     @property

@@ -7,7 +7,15 @@ from torch import Tensor
 
 from specbench.engine.engine import Engine
 from specbench.engine.model import Attention
-from specbench.methods.base import Draft
+from specbench.methods.base import Draft, Tunable
+
+TUNABLE = Tunable(
+    budget="kept_ratio",
+    ratios=(0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4),
+    gammas=(1, 2, 3, 4, 5, 6, 8, 10, 12, 16),
+    probe_gamma=6,
+)
+"""One grid for all of them, so that each is compared at its own best."""
 
 
 def draft_chain(

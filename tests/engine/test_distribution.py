@@ -13,7 +13,17 @@ from specbench.engine.model import Transformer
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling, draw, probabilities
 from specbench.methods.base import Draft, EngineMethod
-from tests.support.tiny import decode, longspec, lookup, magicdec, prompts, tiny_model, vegas
+from tests.support.tiny import (
+    decode,
+    longspec,
+    lookup,
+    magicdec,
+    prompts,
+    specextend,
+    stream_draft,
+    tiny_model,
+    vegas,
+)
 
 SAMPLING = Sampling(temperature=0.5, top_p=0.95, top_k=5, seed=3)
 DRAWS = 60_000
@@ -170,6 +180,15 @@ def test_magicdec_commits_the_targets_distribution(variant: str) -> None:
     check_engine(3, lambda gamma: magicdec(variant, gamma=gamma), rounds=16, length=40)
 
 
+def test_a_drafting_model_leaves_the_targets_distribution() -> None:
+    drafter = tiny_model(12, torch.float64, 64, vocab_size=VOCAB, hidden_size=16)
+    check_engine(3, lambda gamma: stream_draft(drafter, gamma=gamma), rounds=16, length=40)
+
+
+def test_specextend_commits_the_targets_distribution() -> None:
+    check_engine(3, lambda gamma: specextend(gamma=gamma), rounds=16, length=40)
+
+
 def check_committed_kv(make: Callable[[int], EngineMethod] = sparse_vegas) -> None:
     """After speculation, the cache holds what a fresh prefill of the same tokens would write."""
     model = small_model()
@@ -196,11 +215,14 @@ def check_committed_kv(make: Callable[[int], EngineMethod] = sparse_vegas) -> No
         torch.testing.assert_close(read[0], read[1], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", ["vegas", "lookup", "longspec", "stream", "snapkv", "quest"])
+@pytest.mark.parametrize(
+    "method", ["vegas", "lookup", "longspec", "specextend", "stream", "snapkv", "quest"]
+)
 def test_committed_kv_equals_a_fresh_prefill(method: str) -> None:
     others: dict[str, Callable[[int], EngineMethod]] = {
         "vegas": sparse_vegas,
         "lookup": lambda gamma: lookup(gamma=gamma, ngram_min=1),
+        "specextend": lambda gamma: specextend(gamma=gamma),
         "longspec": lambda gamma: longspec(gamma=gamma),
     }
     check_committed_kv(others.get(method, lambda gamma: magicdec(method, gamma=gamma)))
@@ -213,12 +235,12 @@ def resample_from_p(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def untempered_q(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: drafts are drawn as they should, but q is stated without temperature and cuts."""
-    pick = Engine._pick
+    pick = Engine.pick
 
     def stated(self: Engine, logits: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         return pick(self, logits, offset)[0], torch.softmax(logits, -1)
 
-    monkeypatch.setattr(Engine, "_pick", stated)
+    monkeypatch.setattr(Engine, "pick", stated)
 
 
 def first_draft_always_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

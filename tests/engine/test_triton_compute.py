@@ -19,6 +19,8 @@ from tests.support.tiny import (
     longspec,
     magicdec,
     prompts,
+    self_tree,
+    specextend,
     tiny_model,
     vegas,
 )
@@ -37,6 +39,8 @@ METHODS = {
     "stream": magicdec("stream"),
     "snapkv": magicdec("snapkv"),
     "longspec": longspec(),
+    "specextend": specextend(),
+    "specextend, in trees": self_tree(nodes=4, depth=3),
 }
 
 
@@ -49,7 +53,8 @@ def tokens(
 ) -> list[list[int]]:
     """Outputs of three prompts, of which two decode together."""
     model = tiny_model(3, torch.float32, 64, **shape).to(DEVICE)
-    engine = Engine(model, rows=2, max_len=64, backend=backend, prefill_chunk=16)
+    spare = method.nodes
+    engine = Engine(model, rows=2, max_len=64, backend=backend, prefill_chunk=16, spare=spare)
     if fusion is not None:
         engine.compute = TritonCompute(model, engine.cache, fusion)
     outputs = decode(engine, method, prompts(3, [21, 5, 33]), 6, sampling)

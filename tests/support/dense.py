@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.engine import Engine
+from specbench.engine.model import Transformer
 
 
 def keys_and_queries(engine: Engine, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
@@ -19,6 +20,20 @@ def keys_and_queries(engine: Engine, tokens: list[int]) -> list[tuple[Tensor, Te
     positions = torch.arange(len(tokens))[None]
     engine.model(torch.tensor(tokens)[None], positions, dense)
     return seen
+
+
+def dense_logits(model: Transformer, tokens: list[int]) -> Tensor:
+    """Logits `[n, V]` after each token of a sequence, without a cache."""
+
+    def dense(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads = (x.transpose(1, 2) for x in (q, k, v))
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            *heads, is_causal=True, enable_gqa=True
+        )
+        return attended.transpose(1, 2)
+
+    positions = torch.arange(len(tokens))[None]
+    return model.logits(model(torch.tensor(tokens)[None], positions, dense))[0]
 
 
 def positions_of(engine: Engine, row: int, slots: list[int]) -> set[int]:

@@ -16,6 +16,10 @@ from specbench.methods.longspec.config import DraftConfig
 from specbench.methods.longspec.method import LongSpec, LongSpecParameters
 from specbench.methods.lookup import Lookup, LookupParameters
 from specbench.methods.magicdec.method import MagicDec
+from specbench.methods.magicdec.stream_draft import StreamDraft, StreamDraftParameters
+from specbench.methods.specextend.self_draft import SelfDraft, SelfDraftParameters
+from specbench.methods.specextend.self_tree import SelfTree, SelfTreeParameters
+from specbench.methods.specextend.separate import SeparateDraft, SeparateDraftParameters
 from specbench.methods.vegas import Vegas, VegasParameters
 
 GREEDY = Sampling()
@@ -92,6 +96,38 @@ def magicdec(variant: str, **settings: object) -> MagicDec:
     method = MagicDec.variants()[f"magicdec-{variant}"]
     assert issubclass(method, MagicDec)
     return method(method.parameters_type(**values))
+
+
+def specextend(**settings: object) -> SelfDraft:
+    """SpecExtend on itself, with chunks small enough to leave some of a short prompt out."""
+    values: dict[str, object] = {"gamma": 3, "chunk": 4, "interval": 2} | settings
+    if "kept_ratio" not in settings:
+        values.setdefault("top_chunks", 3)
+    return SelfDraft(SelfDraftParameters(**values))
+
+
+def self_tree(**settings: object) -> SelfTree:
+    """SpecExtend on itself, in trees."""
+    values: dict[str, object] = {"chunk": 4, "interval": 2, "nodes": 6, "depth": 4}
+    values |= {"threshold": 0.1} | settings
+    if "kept_ratio" not in settings:
+        values.setdefault("top_chunks", 3)
+    return SelfTree(SelfTreeParameters(**values))
+
+
+def with_draft(model: Transformer, **settings: object) -> SeparateDraft:
+    """SpecExtend with `model` as its drafter."""
+    values: dict[str, object] = {"chunk": 4, "interval": 2, "nodes": 6, "depth": 4}
+    values |= {"threshold": 0.1, "draft_model": "given"} | settings
+    if "kept_ratio" not in settings:
+        values.setdefault("top_chunks", 3)
+    return SeparateDraft(SeparateDraftParameters(**values), model)
+
+
+def stream_draft(model: Transformer, **settings: object) -> StreamDraft:
+    """MagicDec's stream with `model` as its drafter."""
+    values: dict[str, object] = {"gamma": 4, "budget": 8, "sinks": 2, "draft_model": "given"}
+    return StreamDraft(StreamDraftParameters(**(values | settings)), model)
 
 
 class RandomLongSpec(LongSpec):

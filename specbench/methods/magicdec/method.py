@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specbench.config import RunConfig
 from specbench.methods.base import EngineMethod, Method, Parameters
-from specbench.methods.self_speculation import share_of
+from specbench.methods.self_speculation import TUNABLE, share_of
 from specbench.registry import unknown
 
 
@@ -45,8 +45,8 @@ class MagicDecParameters(Parameters):
 class MagicDec(EngineMethod):
     """Self-speculation with a reduced KV; each variant reduces it in its own way.
 
-    A budget beyond the context keeps all of it. Drafts read the target's own KV, at the keys' own
-    positions, so that there is neither a second prefill nor a second cache, as the release has.
+    A budget beyond the context keeps all of it. Drafts read the target's own KV, so that there is
+    neither a second prefill nor a second cache, as the release has; a small model has both.
 
     Source: Sadhukhan et al., "MagicDec", ICLR 2025, arXiv 2408.11049.
     """
@@ -55,6 +55,7 @@ class MagicDec(EngineMethod):
     summary = "self-speculation; drafts read a KV that is kept small"
     paper = "arXiv 2408.11049"
     parameters_type: ClassVar[type[Parameters]] = MagicDecParameters
+    tunable = TUNABLE
     parameters: MagicDecParameters
 
     @property
@@ -64,12 +65,18 @@ class MagicDec(EngineMethod):
 
     @classmethod
     def variants(cls) -> dict[str, type[Method]]:
-        """The variants, the default first."""
+        """The variants, the default first, and that which drafts with a small model."""
         from specbench.methods.magicdec.quest import Quest
         from specbench.methods.magicdec.snapkv import SnapKV
         from specbench.methods.magicdec.stream import Stream
+        from specbench.methods.magicdec.stream_draft import StreamDraft
 
-        return {"magicdec-stream": Stream, "magicdec-snapkv": SnapKV, "magicdec-quest": Quest}
+        return {
+            "magicdec-stream": Stream,
+            "magicdec-snapkv": SnapKV,
+            "magicdec-quest": Quest,
+            "magicdec-stream --draft-model": StreamDraft,
+        }
 
     @classmethod
     def arms(cls, config: RunConfig) -> dict[str, Method]:
@@ -80,15 +87,23 @@ class MagicDec(EngineMethod):
         UsageError
             An unknown variant, or a setting out of range.
         """
-        found = {name.removeprefix(f"{cls.name}-"): name for name in cls.variants()}
+        kinds = cls.variants()
+        drafter = kinds.pop("magicdec-stream --draft-model")
+        if config.draft_model:
+            kinds["magicdec-stream"] = drafter
+        found = {name.removeprefix(f"{cls.name}-"): name for name in kinds}
         wanted = config.variant or next(iter(found))
         if wanted != "all" and wanted not in found:
             raise unknown("variant", wanted, [*found, "all"])
         return {
-            name: cls.variants()[name].from_config(config.model_copy(update={"variant": variant}))
+            name: kinds[name].from_config(config.model_copy(update={"variant": variant}))
             for variant, name in found.items()
             if wanted in (variant, "all")
         }
+
+    def entries_read(self, length: int) -> int:
+        """Of a prefix of `length` entries."""
+        return self._most(length)
 
     def report(self) -> dict[str, object]:
         """The settings for the records; of budget and kept_ratio, the one that holds."""

@@ -49,6 +49,10 @@ class Quest(MagicDec):
     capturable = False
     parameters: QuestParameters
 
+    def entries_read(self, length: int) -> int:
+        """Of the complete pages of a prefix of `length` entries."""
+        return min(self._width(length) * PAGE_SIZE, length)
+
     def memory_bytes(
         self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
     ) -> int:

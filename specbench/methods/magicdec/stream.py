@@ -6,10 +6,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from specbench.config import Positions
 from specbench.engine.batch import Batch
 from specbench.engine.forward import SparseAttention
+from specbench.engine.model import Attention
 from specbench.methods.base import Draft
 from specbench.methods.magicdec.method import MagicDec, MagicDecParameters
+from specbench.methods.magicdec.relative import RelativeAttention
 from specbench.methods.self_speculation import draft_chain
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ class StreamParameters(MagicDecParameters):
 
     variant: Literal["stream"] = "stream"
     sinks: int = Field(16, ge=0, description="First tokens that are always kept.")
+    positions: Positions = Field(
+        "absolute", description="The keys' own positions, or those without gaps (the paper)."
+    )
 
     def least(self) -> tuple[int, str]:
         """One more than the sinks."""
@@ -32,7 +38,8 @@ class Stream(MagicDec):
     """Attention sinks and a recent window, which rolls on in every iteration.
 
     Of n committed entries, drafts read the first `sinks`, the last ``budget - sinks``, and what is
-    drafted after them. The release's window stands still while it decodes.
+    drafted after them. The release's window stands still while it decodes. With the positions
+    "cache-relative", the window follows upon the sinks, as in the paper.
 
     Source: Xiao et al., "StreamingLLM", ICLR 2024, as used by MagicDec.
     """
@@ -57,20 +64,20 @@ class Stream(MagicDec):
         if self.gamma == 0:
             return None
         engine = self.engine
+        sinks, skipped = self.parameters.sinks, batch.lengths - self._keep(batch.lengths)
         with engine.phases("selection"):
             # the same for all layers and heads
-            slots = batch.slots(*self._chosen(batch))[None, :, None]
-            selected = slots.expand(engine.config.num_layers, -1, -1, -1)
+            chosen = batch.slots(*self._chosen(batch))
+            selected = chosen[None, :, None].expand(engine.config.num_layers, -1, -1, -1)
         reach = batch.lengths[:, None] + torch.arange(self.gamma, device=engine.device)
 
-        def attention(position: Tensor, drafting: Tensor, step: int) -> SparseAttention:
-            return SparseAttention(
-                engine.cache,
-                selected,
-                batch.slots(reach, (reach <= position) & drafting),
-                batch.slots(position, drafting),
-                engine.scale,
-            )
+        def attention(position: Tensor, drafting: Tensor, step: int) -> Attention:
+            tail = batch.slots(reach, (reach <= position) & drafting)
+            slots = batch.slots(position, drafting)
+            if self.parameters.positions == "absolute":
+                return SparseAttention(engine.cache, selected, tail, slots, engine.scale)
+            window = torch.cat([chosen[:, sinks:], tail], 1)
+            return RelativeAttention(engine, chosen[:, :sinks], window, slots, skipped)
 
         return draft_chain(engine, self.gamma, attention)
 

@@ -1,0 +1,70 @@
+"""SpecExtend with the target as its own drafter: chains over chunks of the target's own KV."""
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specbench.engine.batch import Batch
+from specbench.engine.forward import SparseAttention
+from specbench.methods.base import Draft
+from specbench.methods.self_speculation import TUNABLE, draft_chain
+from specbench.methods.specextend.method import SpecExtend, SpecExtendParameters
+
+if TYPE_CHECKING:
+    from specbench.engine.model_config import ModelConfig
+
+
+class SelfDraftParameters(SpecExtendParameters):
+    """Settings of the target as its own drafter."""
+
+    drafts: Literal["chain"] = Field("chain", description="Chains, or trees (`SelfTree`).")
+    gamma: int = Field(6, ge=0, le=64, description="Draft tokens a step.")
+
+
+class SelfDraft(SpecExtend):
+    """Every layer and head reads the same chunks, at the keys' own positions."""
+
+    summary = "self-speculation; drafts read the chunks that the target's last layer attends to"
+    parameters_type = SelfDraftParameters
+    tunable = TUNABLE
+    parameters: SelfDraftParameters
+
+    @property
+    def gamma(self) -> int:
+        """Drafts of one iteration, at most."""
+        return self.parameters.gamma
+
+    def memory_bytes(
+        self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
+    ) -> int:
+        """Beside the scores, the slots of a step and what computing them holds."""
+        width = self._most(max_len) * self.parameters.chunk + self._after()
+        return super().memory_bytes(model, rows, max_len, dtype) + rows * width * 8 * 8
+
+    def draft(self, batch: Batch) -> Draft | None:
+        """Gamma tokens, one sparse forward each."""
+        if self.gamma == 0:
+            return None
+        engine = self.engine
+        with engine.phases("selection"):
+            slots = batch.slots(*self.retrieval.entries())[None, :, None]
+            selected = slots.expand(engine.config.num_layers, -1, -1, -1)
+        after = torch.arange(self._after(), device=engine.device)
+        reach = self.retrieval.scored[:, None] + after
+
+        def attention(position: Tensor, drafting: Tensor, step: int) -> SparseAttention:
+            return SparseAttention(
+                engine.cache,
+                selected,
+                batch.slots(reach, (reach <= position) & drafting),
+                batch.slots(position, drafting),
+                engine.scale,
+            )
+
+        return draft_chain(engine, self.gamma, attention)
+
+    def _after(self) -> int:
+        """Most entries behind those that were scored, the drafts included."""
+        return (self.parameters.interval - 1) * (self.gamma + 1) + self.gamma
