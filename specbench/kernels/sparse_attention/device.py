@@ -5,11 +5,15 @@ import triton.language as tl
 
 
 @triton.jit
-def list_slots(selected, tail, entry, listed, last):
+def list_slots(selected, tail, entry, listed, last, UNIT: tl.constexpr):
     """Slots of entries before `last` of the list that the tail continues, int64, -1 for none."""
     in_list = entry < tl.minimum(listed, last)
     in_tail = (entry >= listed) & (entry < last)
-    slot = tl.load(selected + entry, mask=in_list, other=-1).to(tl.int64)
+    if UNIT == 1:
+        slot = tl.load(selected + entry, mask=in_list, other=-1).to(tl.int64)
+    else:
+        run = tl.load(selected + entry // UNIT, mask=in_list, other=-1).to(tl.int64)
+        slot = tl.where(run >= 0, run * UNIT + entry % UNIT, -1)
     tail_slot = tl.load(tail + (entry - listed), mask=in_tail, other=-1).to(tl.int64)
     return tl.where(entry < listed, slot, tail_slot)
 

@@ -11,6 +11,7 @@ def sparse_attention(
     selected: Tensor,
     tail: Tensor,
     scale: float,
+    unit: int = 1,
 ) -> Tensor:
     """Attention over the union of two lists of slots.
 
@@ -21,11 +22,14 @@ def sparse_attention(
     k_cache, v_cache : Tensor
         `[pages, page_size, Hkv, D]`.
     selected : Tensor
-        int64 `[R, S, K]` slots, -1 for none; S is Hkv, or 1 where all heads share a list.
+        int64 `[R, S, K]` slots, or runs of `unit` slots; -1 for none. S is Hkv, or 1 where all
+        heads share a list.
     tail : Tensor
         int64 `[R, T]` slots that every head reads, -1 for none. No slot may stand in both lists.
     scale : float
         Multiplies the logits before the softmax.
+    unit : int
+        Slots of a run: i stands for those from ``i * unit`` on. With the page size, runs are pages.
 
     Returns
     -------
@@ -35,6 +39,9 @@ def sparse_attention(
     requests, _, heads, dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if unit > 1:
+        runs = selected[..., None] * unit + torch.arange(unit, device=q.device)
+        selected = torch.where(selected[..., None] >= 0, runs, -1).flatten(-2)
     slots = torch.cat(
         [
             selected.expand(-1, kv_heads, -1),

@@ -20,6 +20,7 @@ def sparse_attention(
     selected: Tensor,
     tail: Tensor,
     scale: float,
+    unit: int = 1,
     *,
     counts: Tensor | None = None,
     workspace: SparseAttentionWorkspace | None = None,
@@ -37,14 +38,17 @@ def sparse_attention(
     k_cache, v_cache : Tensor
         `[pages, page_size, Hkv, D]` of `q`'s type, of any but equal strides.
     selected : Tensor
-        int32 or int64 `[R, S, K]` slots, -1 for none; S is Hkv, or 1 where all heads share a list.
+        int32 or int64 `[R, S, K]` slots, or runs of `unit` slots; -1 for none. S is Hkv, or 1
+        where all heads share a list.
     tail : Tensor
         int32 or int64 `[R, T]` slots that every head reads, -1 for none. No slot may stand in both
         lists.
     scale : float
         Multiplies the logits before the softmax.
+    unit : int
+        Slots of a run: i stands for those from ``i * unit`` on. With the page size, runs are pages.
     counts : Tensor, optional
-        Integers `[R]` or `[R, S]`: entries of `selected` at or past it are not looked at. The work
+        Integers `[R]` or `[R, S]`: slots of `selected` at or past it are not looked at. The work
         of a short list is then split evenly too.
     workspace : SparseAttentionWorkspace, optional
         By default one is made for this call.
@@ -72,7 +76,7 @@ def sparse_attention(
         workspace = SparseAttentionWorkspace(requests, heads, kv_heads, dim, q.dtype, q.device)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    sets, width = selected.shape[1:]
+    sets, width = selected.shape[1], selected.shape[2] * unit
     splits = workspace.splits(requests, heads, kv_heads, dim, width + tail.shape[1])
     group_width = triton.next_power_of_2(heads // kv_heads)
     dim_width = max(16, triton.next_power_of_2(dim))
@@ -108,6 +112,7 @@ def sparse_attention(
         GROUP=heads // kv_heads,
         DIM=dim,
         PAGE=page_size,
+        UNIT=unit,
         # then a slot's place does not depend on its page
         FLAT=page == page_size * token,
         TILE=workspace.launch.tile,
@@ -177,6 +182,7 @@ def _sparse_attention(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
+    UNIT: tl.constexpr,
     FLAT: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -218,7 +224,7 @@ def _sparse_attention(
         last = (split + 1) * entries // working
         for start in tl.range(first, last, TILE, num_stages=STAGES):
             entry = start + tl.arange(0, TILE)
-            slot = list_slots(own_selected, own_tail, entry, listed, last)
+            slot = list_slots(own_selected, own_tail, entry, listed, last, UNIT)
             present = slot >= 0
             place = slot * kv_token if FLAT else slot // PAGE * kv_page + slot % PAGE * kv_token
             place = place[:, None] + feature[None, :]

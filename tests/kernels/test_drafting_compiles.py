@@ -1,0 +1,72 @@
+"""The kernels that methods' drafts call compile for an H200, and spill no registers."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).parents[2]
+NAMES = {"_page_scores", "_sparse_attention", "_row_weights"}
+# Qwen2.5-0.5B and Qwen3-8B
+MODELS = ((14, 2, 64), (32, 8, 128))
+
+
+def half(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+def calls(heads: int, kv_heads: int, dim: int) -> None:
+    """Every launch, with and without what is optional."""
+    from specbench.kernels.page_bounds.triton import page_scores
+    from specbench.kernels.sparse_attention.triton import sparse_attention
+    from specbench.kernels.tree_attention.triton import row_weights
+
+    q, bounds = half(2, 1, heads, dim), half(9, kv_heads, dim)
+    table, lens = torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    page_scores(q, bounds, bounds, table, lens)
+    cache = half(9, 16, kv_heads, dim)
+    listed = torch.zeros(2, kv_heads, 8, dtype=torch.int32)
+    for unit in (1, 16):
+        sparse_attention(q, cache, cache, listed, table, 0.1, unit)
+    rows = 51
+    sums, weights = torch.empty(2, rows, heads), torch.empty(2, rows, 80)
+    for mask in (None, torch.zeros(2, rows, rows, dtype=torch.bool)):
+        row_weights(half(2, rows, heads, dim), cache, table, lens, lens, mask, 0.1, weights, sums)
+
+
+def main() -> None:
+    """Compile, and write what the assembler says of each kernel."""
+    from tests.support.sm90 import compile_only
+
+    for model in MODELS:
+        kernels = [asdict(kernel) for kernel in compile_only(partial(calls, *model))]
+        sys.stdout.write(json.dumps(kernels) + "\n")
+
+
+def test_they_compile_for_hopper(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-m", "tests.kernels.test_drafting_compiles"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        kernels = json.loads(line)
+        assert {kernel["name"] for kernel in kernels} == NAMES
+        for kernel in kernels:
+            assert kernel["stack"] == 0, kernel["name"]
+            assert kernel["shared"] <= 227 * 1024, kernel["name"]
+
+
+if __name__ == "__main__":
+    main()
