@@ -2,21 +2,22 @@
 
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
-from specbench.engine.batch import Batch, slots_of_sets
+from specbench.engine.batch import Batch
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.sampling import Sampling, argmax, invalid, probabilities
 from specbench.errors import UsageError
 from specbench.kernels.flash_attention import find_peer
-from specbench.kernels.paged_attention.reference import paged_attention
-from specbench.kernels.selection import reference as selection
+from specbench.kernels.paged_attention.reference import Collect
 
 Backend = Literal["auto", "triton", "flash-attn", "sdpa"]
+ONE_ROW = Collect("weight", "last", "layer")
+"""Softmax weights of one row, summed over the heads."""
 
 
 class Compute(ABC):
@@ -25,7 +26,7 @@ class Compute(ABC):
     Attributes
     ----------
     capturable : bool
-        Whether a forward over `FullAttention` and `SparseAttention` can be part of a CUDA graph.
+        Whether forwards, attention and choices can be part of a CUDA graph.
     """
 
     capturable: bool
@@ -67,12 +68,96 @@ class Compute(ABC):
         kv_lens: Tensor,
         q_lens: Tensor,
         scale: float,
+        mask: Tensor | None = None,
     ) -> Tensor:
-        """Attention over what a layer has cached, for a draft that is no part of the model.
+        """Attention over what a layer has cached, for a method's own forwards.
 
         Arguments and result are those of `kernels.paged_attention`, with any number of query heads
-        that the KV heads divide.
+        that the KV heads divide; with a `mask`, those of `kernels.tree_attention`.
         """
+
+    @abstractmethod
+    def attend_sparsely(
+        self, layer: int, q: Tensor, selected: Tensor, tail: Tensor, scale: float, unit: int = 1
+    ) -> Tensor:
+        """Attention of one query a request over listed entries of a layer.
+
+        Arguments and result are those of `kernels.sparse_attention`.
+        """
+
+    @abstractmethod
+    def select_pages(
+        self,
+        q: Tensor,
+        page_min: Tensor,
+        page_max: Tensor,
+        block_table: Tensor,
+        complete: Tensor,
+        keep: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Write the pages whose keys may match the query best; see `kernels.page_bounds`.
+
+        Parameters
+        ----------
+        q : Tensor
+            `[R, 1, H, D]`.
+        page_min, page_max : Tensor
+            `[pages, Hkv, D]`.
+        block_table : Tensor
+            int64 `[R, P]`.
+        complete, keep : Tensor
+            int64 `[R]`, pages that are candidates, from the first, and how many of them are kept.
+        out : Tensor
+            Integers `[R, Hkv, K]`, written: pages of the cache in no order, -1 past `keep`.
+        """
+
+    @abstractmethod
+    def weigh(
+        self,
+        layer: int,
+        q: Tensor,
+        block_table: Tensor,
+        kv_lens: Tensor,
+        q_lens: Tensor,
+        scale: float,
+        scores: Tensor,
+    ) -> None:
+        """How much each entry of a layer matters to one query a request.
+
+        Parameters
+        ----------
+        layer : int
+        q : Tensor
+            `[R, 1, H, D]`.
+        block_table, kv_lens, q_lens, scale
+            As for `kernels.paged_attention`, ``q_lens[r]`` 1 or 0.
+        scores : Tensor
+            float32 `[R, 1, L]`, written: softmax weights, summed over the heads. A request without
+            a query is left as it was, and what stands past ``kv_lens[r]`` holds anything.
+        """
+
+    @abstractmethod
+    def row_weights(
+        self,
+        layer: int,
+        q: Tensor,
+        block_table: Tensor,
+        kv_lens: Tensor,
+        q_lens: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        weights: Tensor,
+    ) -> None:
+        """Softmax weights of every row of a layer, averaged over the heads.
+
+        Arguments are those of `kernels.tree_attention`'s `row_weights`; what stands past
+        ``kv_lens[r]`` in the result holds anything.
+        """
+
+    @abstractmethod
+    def beside(self, model: Transformer, cache: KVCache) -> Self:
+        """One of the same kind for another model and cache."""
 
     @abstractmethod
     def select_slots(
@@ -101,50 +186,6 @@ class Compute(ABC):
         sinks, window : int
             First and last candidates that are kept whatever their score.
         """
-
-
-class ReferenceCompute(Compute):
-    """Plain torch on any device: the truth, and the CPU's path."""
-
-    capturable = False
-
-    @property
-    def name(self) -> str:
-        """For the records."""
-        return "reference"
-
-    def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """See `Compute`."""
-        out: Tensor = self.model(tokens, positions, attention)
-        return out
-
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        block_table: Tensor,
-        kv_lens: Tensor,
-        q_lens: Tensor,
-        scale: float,
-    ) -> Tensor:
-        """See `Compute`."""
-        keys, values = self.cache.layer(layer)
-        return paged_attention(q, keys, values, block_table, kv_lens, q_lens, scale)
-
-    def select_slots(
-        self,
-        scores: Tensor,
-        ranked: Tensor,
-        keep: Tensor,
-        batch: Batch,
-        rows: slice,
-        out: Tensor,
-        sinks: int = 0,
-        window: int = 0,
-    ) -> None:
-        """See `Compute`."""
-        best = selection.select(scores, ranked, keep, out.shape[-1], sinks, window)
-        out.copy_(slots_of_sets(batch.block_table[rows], best))
 
 
 def uses_triton(backend: Backend, device: str, dtype: torch.dtype) -> bool:
@@ -184,6 +225,8 @@ def make_compute(backend: Backend, model: Transformer, cache: KVCache) -> Comput
     """
     device, dtype = cache.keys.device, cache.keys.dtype
     if not uses_triton(backend, device.type, dtype):
+        from specbench.engine.reference_compute import ReferenceCompute
+
         return ReferenceCompute(model, cache)
     from specbench.engine.triton_compute import TritonCompute
 

@@ -1,5 +1,6 @@
 """What the model's attention layers do in each kind of forward: full, with scores, or sparse."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -195,3 +196,31 @@ class SparseAttention:
         write_kv(keys, k, self.slots)
         write_kv(values, v, self.slots)
         return sparse_attention(q, keys, values, self.selected[layer], self.tail, self.scale)
+
+
+class CachedAttention(ABC):
+    """Attention of a method's own over the engine's cache.
+
+    Only `attend` is the method's: writing is left to the forward, whose kernels may do it with
+    the projection.
+
+    Parameters
+    ----------
+    cache : KVCache
+    slots : Tensor
+        int64 `[R, Q]`, where the tokens' KV goes; -1 for none.
+    """
+
+    def __init__(self, cache: KVCache, slots: Tensor) -> None:
+        self.cache = cache
+        self.slots = slots
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.cache.layer(layer)
+        write_kv(keys, k, self.slots)
+        write_kv(values, v, self.slots)
+        return self.attend(layer, q)
+
+    @abstractmethod
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        """Attention of `q` `[R, Q, H, D]`, whose keys and values are in the cache."""

@@ -4,7 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.engine.forward import FullAttention, ScoreCollector, SparseAttention, TreeAttention
+from specbench.engine.forward import (
+    CachedAttention,
+    FullAttention,
+    ScoreCollector,
+    SparseAttention,
+    TreeAttention,
+)
 from specbench.engine.kv_cache import KVCache, pages_for
 from specbench.engine.model import Transformer
 from specbench.kernels.flash_attention import Peer
@@ -36,23 +42,27 @@ class TritonAttention:
         self._paged: dict[tuple[int, int, int, Collect | None, bool, int], PagedAttention] = {}
         self._sparse: dict[int, SparseAttentionWorkspace] = {}
 
-    def __call__(self, attention: FullAttention | SparseAttention, layer: int, q: Tensor) -> Tensor:
+    def __call__(
+        self, attention: FullAttention | SparseAttention | CachedAttention, layer: int, q: Tensor
+    ) -> Tensor:
         """Attention of `q` `[R, Q, H, D]`, whose keys and values are in the cache."""
-        keys, values = self.cache.layer(layer)
+        if isinstance(attention, CachedAttention):
+            return attention.attend(layer, q)
         if isinstance(attention, SparseAttention):
-            return sparse_attention(
-                q,
-                keys,
-                values,
-                attention.selected[layer],
-                attention.tail,
-                attention.scale,
-                workspace=self._sparse_workspace(q),
+            return self.sparsely(
+                layer, q, attention.selected[layer], attention.tail, attention.scale
             )
         out = self._attend_fully(attention, layer, q)
         if attention.tap is not None:
             attention.tap(layer, q, attention)
         return out
+
+    def sparsely(
+        self, layer: int, q: Tensor, selected: Tensor, tail: Tensor, scale: float, unit: int = 1
+    ) -> Tensor:
+        """Attention of one query a request over listed entries; see `sparse_attention`."""
+        caches, workspace = self.cache.layer(layer), self._sparse_workspace(q)
+        return sparse_attention(q, *caches, selected, tail, scale, unit, workspace=workspace)
 
     def _attend_fully(self, attention: FullAttention, layer: int, q: Tensor) -> Tensor:
         keys, values = self.cache.layer(layer)
@@ -71,7 +81,8 @@ class TritonAttention:
         common = keys, values, attention.block_table, *lengths, attention.scale
         if isinstance(attention, TreeAttention):
             # a tree stands behind the longest text
-            paged = self.workspace(rows, queries, None, beyond=queries)
+            length = self.model.max_len + queries
+            paged = self.workspace(rows, queries, None, length=length)
             return paged(q, *common, tree_mask=attention.mask)
         collect = None if collector is None else collector.collect
         if self.flash_decode and collector is None and queries == 1:
@@ -141,12 +152,12 @@ class TritonAttention:
         collect: Collect | None,
         heads: int | None = None,
         one_pass: bool = False,
-        beyond: int = 0,
+        length: int | None = None,
     ) -> PagedAttention:
-        """Memory for calls of up to `rows` requests of `queries` rows each."""
+        """Memory for calls of up to `rows` requests, `queries` rows over `length` entries each."""
         config = self.model.config
-        heads = heads or config.num_heads
-        key = rows, queries, heads, collect, one_pass, beyond
+        heads, length = heads or config.num_heads, length or self.model.max_len
+        key = rows, queries, heads, collect, one_pass, length
         if key not in self._paged:
             self._paged[key] = PagedAttention(
                 rows,
@@ -154,7 +165,7 @@ class TritonAttention:
                 heads,
                 config.num_kv_heads,
                 config.head_dim,
-                self.model.max_len + beyond,
+                length,
                 self.model.dtype,
                 self.cache.keys.device,
                 collect,

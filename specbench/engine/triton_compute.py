@@ -8,13 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.engine.batch import Batch
-from specbench.engine.compute import Compute
-from specbench.engine.forward import FullAttention, SparseAttention
-from specbench.engine.kv_cache import PAGE_SIZE, KVCache
+from specbench.engine.forward import CachedAttention, FullAttention, SparseAttention
+from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Layer, Transformer
 from specbench.engine.sampling import Sampling, argmax, invalid
-from specbench.engine.triton_attention import TritonAttention
+from specbench.engine.triton_drafting import TritonDrafting
 from specbench.kernels.flash_attention import Peer
 from specbench.kernels.head.sample import probabilities as sampled_probabilities
 from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
@@ -29,8 +27,8 @@ from specbench.kernels.paged_attention.launch import multiprocessors
 from specbench.kernels.qkv.project import choose as choose_qkv
 from specbench.kernels.qkv.project import project_rope_write_kv
 from specbench.kernels.qkv.triton import rope_write_kv
-from specbench.kernels.selection.triton import select
-from specbench.kernels.selection.workspace import SelectionWorkspace
+
+Cached = FullAttention | SparseAttention | CachedAttention
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Fusion:
     head: int = MAX_ROWS
 
 
-class TritonCompute(Compute):
+class TritonCompute(TritonDrafting):
     """The kernels of `specbench.kernels`, with the memory that they share.
 
     Parameters
@@ -65,8 +63,6 @@ class TritonCompute(Compute):
         And for decoding without drafts.
     """
 
-    capturable = True
-
     def __init__(
         self,
         model: Transformer,
@@ -75,15 +71,11 @@ class TritonCompute(Compute):
         flash: Peer | None = None,
         flash_decode: bool = False,
     ) -> None:
-        super().__init__(model, cache)
-        self.flash, self.flash_decode = flash, flash_decode
-        self.device = cache.keys.device
+        super().__init__(model, cache, flash, flash_decode)
         # an unnormed product of float16 can overflow, so there the norm stays apart
         self.fusion = fusion or (
             Fusion(0, MAX_ROWS, 0, MAX_ROWS, 0) if model.dtype == torch.float16 else Fusion()
         )
-        self._attention = TritonAttention(model, cache, flash, flash_decode)
-        self._selection: dict[tuple[int, int, int], SelectionWorkspace] = {}
 
     @property
     def name(self) -> str:
@@ -94,7 +86,7 @@ class TritonCompute(Compute):
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """See `Compute`."""
-        if not isinstance(attention, FullAttention | SparseAttention):
+        if not isinstance(attention, Cached):
             # attention of a method's own takes keys and values from the caller
             out: Tensor = self.model(tokens, positions, attention)
             return out
@@ -108,7 +100,7 @@ class TritonCompute(Compute):
         """See `Compute`."""
         model = self.model
         few = tokens.numel() <= self.fusion.head
-        if few and isinstance(attention, FullAttention | SparseAttention):
+        if few and isinstance(attention, Cached):
             stream = self._stream(tokens, positions, attention)
             best, bad = head_argmax(
                 stream.prenormed(model.final_norm),
@@ -129,53 +121,11 @@ class TritonCompute(Compute):
         """See `Compute`."""
         return sampled_probabilities(logits, sampling)
 
-    def attend(
-        self,
-        layer: int,
-        q: Tensor,
-        block_table: Tensor,
-        kv_lens: Tensor,
-        q_lens: Tensor,
-        scale: float,
-    ) -> Tensor:
+    def beside(self, model: Transformer, cache: KVCache) -> "TritonCompute":
         """See `Compute`."""
-        rows, queries, heads, _ = q.shape
-        paged = self._attention.workspace(rows, queries, None, heads)
-        return paged(q, *self.cache.layer(layer), block_table, kv_lens, q_lens, scale)
+        return TritonCompute(model, cache)
 
-    def select_slots(
-        self,
-        scores: Tensor,
-        ranked: Tensor,
-        keep: Tensor,
-        batch: Batch,
-        rows: slice,
-        out: Tensor,
-        sinks: int = 0,
-        window: int = 0,
-    ) -> None:
-        """See `Compute`."""
-        layers, requests, sets, length = scores.shape
-        width = out.shape[-1]
-        key = layers * requests * sets, length, width
-        if key not in self._selection:
-            self._selection[key] = SelectionWorkspace(*key, self.device)
-        select(
-            scores,
-            ranked,
-            keep,
-            width,
-            sinks,
-            window,
-            block_table=batch.block_table[rows],
-            page_size=PAGE_SIZE,
-            workspace=self._selection[key],
-            out=out,
-        )
-
-    def _stream(
-        self, tokens: Tensor, positions: Tensor, attention: FullAttention | SparseAttention
-    ) -> "_Stream":
+    def _stream(self, tokens: Tensor, positions: Tensor, attention: Cached) -> "_Stream":
         """The residual stream after the last layer."""
         model, fusion = self.model, self.fusion
         eps, n = model.config.rms_norm_eps, tokens.numel()

@@ -10,10 +10,19 @@ from specbench.bench.memory import plan_memory
 from specbench.config import RunConfig
 from specbench.engine.compute import uses_triton
 from specbench.errors import UsageError
-from tests.support.tiny import autoregressive, magicdec, tiny_config, vegas
+from specbench.methods.autoregressive import Autoregressive
+from tests.support.tiny import autoregressive, tiny_config, vegas
 
 ARMS = [Arm("autoregressive", autoregressive()), Arm("vegas", vegas())]
-QUEST = Arm("magicdec-quest", magicdec("quest"))
+
+
+class OnTheHost(Autoregressive):
+    """A method that cannot be captured."""
+
+    capturable = False
+
+
+EAGER = Arm("eager", OnTheHost(Autoregressive.parameters_type()))
 
 
 def config(**values: object) -> RunConfig:
@@ -21,8 +30,8 @@ def config(**values: object) -> RunConfig:
 
 
 def test_an_eager_arm_beside_captured_ones_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^magicdec-quest cannot run as a CUDA graph.*--allow-"):
-        check_graph_modes([*ARMS, QUEST], config(), torch.bfloat16)
+    with pytest.raises(UsageError, match=r"^eager cannot run as a CUDA graph.*--allow-"):
+        check_graph_modes([*ARMS, EAGER], config(), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -30,14 +39,14 @@ def test_an_eager_arm_beside_captured_ones_is_refused() -> None:
     [{"allow_eager": True}, {"graphs": False}, {"device": "cpu"}, {"attention_backend": "sdpa"}],
 )
 def test_where_all_run_alike_or_the_user_knows(values: dict[str, object]) -> None:
-    check_graph_modes([*ARMS, QUEST], config(**values), torch.bfloat16)
+    check_graph_modes([*ARMS, EAGER], config(**values), torch.bfloat16)
 
 
 def test_alone_an_eager_arm_may_run() -> None:
-    check_graph_modes([QUEST], config(), torch.bfloat16)
+    check_graph_modes([EAGER], config(), torch.bfloat16)
     check_graph_modes(ARMS, config(), torch.bfloat16)
     # nothing is captured in float64, which the kernels do not have
-    check_graph_modes([*ARMS, QUEST], config(), torch.float64)
+    check_graph_modes([*ARMS, EAGER], config(), torch.float64)
 
 
 def test_backends() -> None:

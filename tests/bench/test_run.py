@@ -11,7 +11,7 @@ from rich.console import Console
 
 from specbench.bench.run import INTERRUPTED, run_benchmark
 from specbench.config import build_config
-from specbench.engine import acceptance, compute
+from specbench.engine import acceptance, reference_compute
 from specbench.errors import OutOfMemoryError, UsageError
 from tests.support.folder import write_model, write_prompts
 
@@ -152,7 +152,7 @@ def test_sampled_runs_say_that_they_are_unchecked(
 def test_a_nan_is_an_error_that_names_request_and_step(
     tmp_path: Path, model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = compute.ReferenceCompute.logits
+    real = reference_compute.ReferenceCompute.logits
     calls = []
 
     def poisoned(self: Any, hidden: Any) -> Any:
@@ -163,7 +163,7 @@ def test_a_nan_is_an_error_that_names_request_and_step(
                 logits[0, 0, 0] = float("nan")
         return logits
 
-    monkeypatch.setattr(compute.ReferenceCompute, "logits", poisoned)
+    monkeypatch.setattr(reference_compute.ReferenceCompute, "logits", poisoned)
     status, printed = run(tmp_path / "out", model, prompts, repeats=1)
     assert status == 3
     records = {r["arm"]: r for r in lines(tmp_path / "out" / "arms.jsonl")}

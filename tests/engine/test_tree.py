@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from specbench.engine import tree as tree_module
 from specbench.engine.batch import Batch
-from specbench.engine.compute import ReferenceCompute
 from specbench.engine.engine import Engine
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
+from specbench.engine.reference_compute import ReferenceCompute
 from specbench.engine.sampling import Sampling
 from specbench.engine.tree import build_tree, compact
 from specbench.methods.base import TreeDraft

@@ -5,9 +5,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from specbench.engine.compute import Backend, ReferenceCompute, make_compute
+from specbench.engine.compute import Backend, make_compute
 from specbench.engine.engine import Engine
 from specbench.engine.forward import FullAttention
+from specbench.engine.reference_compute import ReferenceCompute
 from specbench.engine.sampling import Sampling
 from specbench.engine.triton_compute import Fusion, TritonCompute
 from specbench.errors import UsageError
@@ -38,6 +39,7 @@ METHODS = {
     "vegas, divided by the sum before": vegas(normaliser="previous"),
     "stream": magicdec("stream"),
     "snapkv": magicdec("snapkv"),
+    "quest": magicdec("quest"),
     "longspec": longspec(),
     "specextend": specextend(),
     "specextend, in trees": self_tree(nodes=4, depth=3),

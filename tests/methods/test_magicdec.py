@@ -155,6 +155,10 @@ def test_quests_bounds_are_those_of_committed_keys(gamma: int) -> None:
     assert rejected > 0
 
 
+def slots_of_pages(pages: list[int]) -> list[int]:
+    return [16 * page + i for page in pages if page >= 0 for i in range(16)]
+
+
 def test_quest_chooses_pages_for_each_query_and_reads_the_first_layers_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -163,14 +167,16 @@ def test_quest_chooses_pages_for_each_query_and_reads_the_first_layers_whole(
     seen: list[tuple[int, list[list[set[int]]], torch.Tensor]] = []
     select = QuestAttention._select
 
-    def watched(self: QuestAttention, layer: int, q: torch.Tensor) -> torch.Tensor:
-        slots = select(self, layer, q)
+    def watched(self: QuestAttention, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        select(self, layer, q, out)
         sets = [
-            [positions_of(engine, row, [*head, *self.tail[row].tolist()]) for head in heads]
-            for row, heads in enumerate(slots.tolist())
+            [
+                positions_of(engine, row, [*slots_of_pages(head), *self.tail[row].tolist()])
+                for head in heads
+            ]
+            for row, heads in enumerate(out.tolist())
         ]
         seen.append((layer, sets, q[:, 0].clone()))
-        return slots
 
     monkeypatch.setattr(QuestAttention, "_select", watched)
     engine.use(method, GREEDY)
@@ -299,9 +305,8 @@ def test_the_planned_memory_covers_what_is_held(variant: str, settings: dict) ->
 def chooser(method: MagicDec, engine: Engine, batch: Batch) -> Callable[[], object]:
     """What a draft step does to choose, without the forward."""
     if isinstance(method, Quest):
-        position, drafting = batch.lengths[:, None], torch.ones(3, 1, dtype=torch.bool)
         query = torch.zeros(3, 1, 4, 8, dtype=engine.dtype)
-        return lambda: QuestAttention(method, batch, position, drafting)._select(1, query)
+        return lambda: method._attentions(batch)[0]._select(1, query, method.pages[0])
     if isinstance(method, stream.Stream):
         return lambda: batch.slots(*method._chosen(batch))
     return lambda: batch.slots(method.start[:, None] + method.offset, torch.ones(3, 1).bool())
@@ -319,7 +324,7 @@ def test_nothing_is_decided_by_the_host(variant: str, monkeypatch: pytest.Monkey
 
     def best(tokens: torch.Tensor, positions: torch.Tensor, attention: object) -> object:
         if isinstance(attention, QuestAttention):
-            attention._select(1, query)
+            attention._select(1, query, method.pages[0])
         return torch.zeros_like(tokens), torch.zeros_like(tokens).bool()
 
     monkeypatch.setattr(engine.compute, "best", best)

@@ -29,5 +29,15 @@ class _Refuse(TorchDispatchMode):
 @contextmanager
 def no_host_decisions() -> Iterator[None]:
     """Fail where a tensor's values are read by the host or decide a shape."""
-    with torch.inference_mode(False), torch.no_grad(), _Refuse():
-        yield
+    # no operation of its own
+    tolist = torch.Tensor.tolist
+    torch.Tensor.tolist = _refuse  # type: ignore[method-assign]
+    try:
+        with torch.inference_mode(False), torch.no_grad(), _Refuse():
+            yield
+    finally:
+        torch.Tensor.tolist = tolist  # type: ignore[method-assign]
+
+
+def _refuse(tensor: torch.Tensor) -> None:
+    raise AssertionError("tolist waits for the host")

@@ -6,13 +6,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specbench.engine.batch import Batch
-from specbench.engine.forward import FullAttention
+from specbench.engine.batch import Batch, slots_of
+from specbench.engine.forward import CachedAttention
 from specbench.engine.kv_cache import PAGE_SIZE, pages_for
-from specbench.kernels.page_bounds.reference import page_scores, update_bounds
-from specbench.kernels.paged_attention.reference import write_kv
-from specbench.kernels.selection.reference import select
-from specbench.kernels.sparse_attention.reference import sparse_attention
+from specbench.kernels.page_bounds.reference import update_bounds
 from specbench.methods.base import Draft
 from specbench.methods.magicdec.method import MagicDec, MagicDecParameters
 from specbench.methods.self_speculation import draft_chain
@@ -45,8 +42,6 @@ class Quest(MagicDec):
 
     summary = "self-speculation; drafts read the best pages, chosen anew at every draft step"
     parameters_type = QuestParameters
-    # its attention is the reference's, which reads lengths on the host
-    capturable = False
     parameters: QuestParameters
 
     def entries_read(self, length: int) -> int:
@@ -56,24 +51,32 @@ class Quest(MagicDec):
     def memory_bytes(
         self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
     ) -> int:
-        """The bounds, and what updating them or scoring one layer's pages holds for a moment."""
+        """Bounds and pages, and what updating them or scoring one layer's holds for a moment."""
         width, pages = model.num_kv_heads * model.head_dim, pages_for(max_len)
         bounds = 2 * model.num_layers * (rows * pages + 1) * width * dtype.itemsize
         # a page's keys and their masked copy, places and masks of its entries, its new bounds
         page = PAGE_SIZE * (2 * width * dtype.itemsize + 16) + 2 * width * dtype.itemsize
         update = page * max(pages, model.num_layers * rows * self._touched())
         step = 3 * rows * pages * width * max(dtype.itemsize, 4)
-        slots = rows * model.num_kv_heads * self._width(max_len) * PAGE_SIZE * 8 * 6
-        return bounds + max(update, step + slots)
+        chosen = rows * model.num_kv_heads * self._width(max_len)
+        return bounds + chosen * model.num_layers * 4 + max(update, step + chosen * 8 * 6)
 
     def bind(self, engine: "Engine") -> None:
-        """Allocate the bounds, each `[layers, pages, Hkv, D]` by the cache's page."""
+        """Allocate bounds `[layers, pages, Hkv, D]` by the cache's page, and what is chosen.
+
+        Of every layer but the first ones that are the pages `[layers, R, Hkv, K]` of its last
+        draft step.
+        """
         super().bind(engine)
-        self.width = self._width(engine.max_len)
+        config, rows = engine.config, engine.batch.rows
+        self.dense = min(self.parameters.dense_layers, config.num_layers)
+        shape = config.num_layers - self.dense, rows, config.num_kv_heads
+        width = self._width(engine.max_len)
+        self.pages = torch.full((*shape, width), -1, dtype=torch.int32, device=engine.device)
         keys = engine.cache.keys
         self.page_min, self.page_max = (keys.new_zeros(keys[:, :, 0].shape) for _ in range(2))
         # entries that the bounds cover
-        self.bounded = torch.zeros(engine.batch.rows, dtype=torch.int64, device=engine.device)
+        self.bounded = torch.zeros(rows, dtype=torch.int64, device=engine.device)
 
     def admit(self, row: int, batch: Batch) -> None:
         """Bounds of the prompt's pages."""
@@ -99,11 +102,28 @@ class Quest(MagicDec):
         """Gamma tokens, one forward each."""
         if self.gamma == 0:
             return None
-        return draft_chain(
-            self.engine,
-            self.gamma,
-            lambda position, drafting, step: QuestAttention(self, batch, position, drafting),
-        )
+        attentions = self._attentions(batch)
+        return draft_chain(self.engine, self.gamma, lambda _p, _d, step: attentions[step])
+
+    def _attentions(self, batch: Batch) -> "list[QuestAttention]":
+        """What attends in each draft step."""
+        gamma, position = self.gamma, batch.lengths[:, None]
+        complete = batch.lengths // PAGE_SIZE * batch.active
+        keep = self._keep_pages(batch.lengths)
+        offset = torch.arange(PAGE_SIZE - 1 + gamma, device=complete.device)
+        steps = offset[:gamma]
+        drafting = steps < batch.allowed(gamma)[:, None]
+        own = batch.slots(position + steps, drafting).T.contiguous()[..., None]
+        # `[gamma, R, T]`: the incomplete page, and what is drafted, up to a step's own token
+        reach = (complete * PAGE_SIZE)[:, None] + offset
+        read = (reach <= position + steps[:, None, None]) & drafting.T[..., None]
+        tails = torch.where(read, slots_of(batch.block_table, reach), -1)
+        q_lens = drafting.T.contiguous().long()
+        kv_lens = (batch.lengths + steps[:, None] + 1) * q_lens
+        return [
+            QuestAttention(self, batch, complete, keep, *each)
+            for each in zip(own, tails, kv_lens, q_lens, strict=True)
+        ]
 
     def _bound(self, batch: Batch, rows: slice, pages: Tensor, layers: slice) -> None:
         update_bounds(
@@ -128,56 +148,49 @@ class Quest(MagicDec):
         return int(self._keep_pages(torch.tensor(max_len)))
 
 
-class QuestAttention:
+class QuestAttention(CachedAttention):
     """Writes one token's KV, ranks the pages for its query, and attends over the best.
 
     Parameters
     ----------
     method : Quest
     batch : Batch
-    position, drafting : Tensor
-        `[R, 1]`: where the token stands, and whether the row drafts.
+    complete, keep : Tensor
+        int64 `[R]`, pages that are ranked, and how many of them are read.
+    slots, tail : Tensor
+        int64 `[R, 1]` and `[R, T]`: where the token's KV goes, and what is read behind the pages.
+    kv_lens, q_lens : Tensor
+        int64 `[R]`, what the first layers read: everything, for a row that drafts.
     """
 
-    def __init__(self, method: Quest, batch: Batch, position: Tensor, drafting: Tensor) -> None:
-        engine = method.engine
-        self.method, self.engine, self.batch = method, engine, batch
-        self.slots = batch.slots(position, drafting)
-        self.complete = batch.lengths // PAGE_SIZE * batch.active
-        self.keep = method._keep_pages(batch.lengths)
-        self.offset = torch.arange(PAGE_SIZE, device=position.device)
-        # the incomplete page, and what is drafted
-        tail = torch.arange(PAGE_SIZE - 1 + method.gamma, device=position.device)
-        reach = (self.complete * PAGE_SIZE)[:, None] + tail
-        self.tail = batch.slots(reach, (reach <= position) & drafting)
-        self.full = FullAttention(
-            engine.cache,
-            batch.block_table,
-            self.slots,
-            ((position + 1) * drafting)[:, 0],
-            drafting[:, 0].long(),
-            engine.scale,
-            None,
-            engine.phases,
-        )
+    def __init__(
+        self,
+        method: Quest,
+        batch: Batch,
+        complete: Tensor,
+        keep: Tensor,
+        slots: Tensor,
+        tail: Tensor,
+        kv_lens: Tensor,
+        q_lens: Tensor,
+    ) -> None:
+        super().__init__(method.engine.cache, slots)
+        self.method, self.engine, self.table = method, method.engine, batch.block_table
+        self.complete, self.keep, self.tail = complete, keep, tail
+        self.lengths = kv_lens, q_lens
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layer < self.method.parameters.dense_layers:
-            return self.full(layer, q, k, v)
-        keys, values = self.engine.cache.layer(layer)
-        write_kv(keys, k, self.slots)
-        write_kv(values, v, self.slots)
-        with self.engine.phases("selection"):
-            selected = self._select(layer, q)
-        return sparse_attention(q, keys, values, selected, self.tail, self.engine.scale)
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        """See `CachedAttention`."""
+        engine, dense = self.engine, self.method.dense
+        if layer < dense:
+            return engine.compute.attend(layer, q, self.table, *self.lengths, engine.scale)
+        chosen = self.method.pages[layer - dense]
+        if not engine.frozen:
+            with engine.phases("selection"):
+                self._select(layer, q, chosen)
+        return engine.compute.attend_sparsely(layer, q, chosen, self.tail, engine.scale, PAGE_SIZE)
 
-    def _select(self, layer: int, q: Tensor) -> Tensor:
-        """Slots `[R, Hkv, K]` of the best pages."""
-        table = self.batch.block_table
+    def _select(self, layer: int, q: Tensor, out: Tensor) -> None:
+        """Pages `[R, Hkv, K]` of the cache, the best first or not."""
         bounds = self.method.page_min[layer], self.method.page_max[layer]
-        scores = page_scores(q, *bounds, table)
-        best = select(scores[None], self.complete, self.keep, self.method.width)[0]
-        rows, heads, width = best.shape
-        page = table.gather(1, best.clamp(min=0).view(rows, -1)).view(rows, heads, width, 1)
-        slots = torch.where(best[..., None] >= 0, page * PAGE_SIZE + self.offset, -1)
-        return slots.view(rows, heads, -1)
+        self.engine.compute.select_pages(q, *bounds, self.table, self.complete, self.keep, out)

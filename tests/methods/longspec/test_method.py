@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.config import RunConfig
-from specbench.engine import compute
+from specbench.engine import reference_compute
 from specbench.engine.engine import Engine
 from specbench.engine.sampling import Sampling, probabilities
 from specbench.errors import UsageError
@@ -129,7 +129,9 @@ def test_nothing_is_decided_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None
             engine.admit(row, row, ids, 20)
         # the reference reads lengths on the host; kernels on a device do not
         with monkeypatch.context() as patch, no_host_decisions():
-            patch.setattr(compute, "paged_attention", lambda q, *rest: torch.zeros_like(q))
+            patch.setattr(
+                reference_compute, "paged_attention", lambda q, *rest: torch.zeros_like(q)
+            )
             method.draft(engine.batch)
         engine.release_all()
 
