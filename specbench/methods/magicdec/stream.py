@@ -55,9 +55,11 @@ class Stream(MagicDec):
         return rows * self._most(max_len) * 8 * 8
 
     def bind(self, engine: "Engine") -> None:
-        """Make the index of a set's entries, `[K]`."""
+        """Make the index of a set's entries, `[K]`, and their slots `[R, K]`."""
         super().bind(engine)
-        self.index = torch.arange(self._most(engine.max_len), device=engine.device)
+        width, rows = self._most(engine.max_len), engine.batch.rows
+        self.index = torch.arange(width, device=engine.device)
+        self.slots = torch.full((rows, width), -1, dtype=torch.int32, device=engine.device)
 
     def draft(self, batch: Batch) -> Draft | None:
         """Gamma tokens, one sparse forward each."""
@@ -65,10 +67,12 @@ class Stream(MagicDec):
             return None
         engine = self.engine
         sinks, skipped = self.parameters.sinks, batch.lengths - self._keep(batch.lengths)
-        with engine.phases("selection"):
-            # the same for all layers and heads
-            chosen = batch.slots(*self._chosen(batch))
-            selected = chosen[None, :, None].expand(engine.config.num_layers, -1, -1, -1)
+        chosen = self.slots
+        if not engine.frozen:
+            with engine.phases("selection"):
+                chosen.copy_(batch.slots(*self._chosen(batch)))
+        # the same for all layers and heads
+        selected = chosen[None, :, None].expand(engine.config.num_layers, -1, -1, -1)
         reach = batch.lengths[:, None] + torch.arange(self.gamma, device=engine.device)
 
         def attention(position: Tensor, drafting: Tensor, step: int) -> Attention:

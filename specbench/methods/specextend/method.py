@@ -60,8 +60,6 @@ class SpecExtend(EngineMethod):
     name = "specextend"
     summary = "drafts read the chunks that the target's last layer attends to"
     paper = "arXiv 2505.20776"
-    # the scores' reference kernel reads lengths on the host
-    capturable = False
     parameters_type: ClassVar[type[Parameters]] = SpecExtendParameters
     parameters: SpecExtendParameters
 

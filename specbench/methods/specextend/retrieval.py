@@ -9,15 +9,11 @@ from torch import Tensor
 from specbench.config import Collecting
 from specbench.engine.batch import Batch
 from specbench.engine.forward import FullAttention, Tap, TreeAttention
-from specbench.kernels.paged_attention.reference import Collect, collect_scores
 from specbench.kernels.selection.reference import select
-from specbench.kernels.tree_attention.reference import row_weights
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
     from specbench.engine.model_config import ModelConfig
-
-_ONE_ROW = Collect("weight", "last", "layer")
 
 
 class Retrieval:
@@ -100,15 +96,13 @@ class Retrieval:
             self._read_weights(batch, due)
         else:
             query = self.queries[torch.arange(batch.rows, device=due.device), batch.deepest]
-            collect_scores(
+            self.engine.compute.weigh(
+                self.layer,
                 query[:, None],
-                self.engine.cache.layer(self.layer)[0],
                 batch.block_table,
                 lengths,
                 due.long(),
-                lengths,
                 self.engine.scale,
-                _ONE_ROW,
                 self.scores,
             )
         self.scored.copy_(torch.where(due, batch.lengths, self.scored))
@@ -151,12 +145,13 @@ class Retrieval:
             return
         self.mask = attention.mask if isinstance(attention, TreeAttention) else None
         room = self.engine.max_len + self.engine.spare
-        self.weights = torch.zeros(*q.shape[:2], room, device=q.device)
-        row_weights(
+        # where it is not written it is not read
+        self.weights = torch.empty(*q.shape[:2], room, device=q.device)
+        self.engine.compute.row_weights(
+            layer,
             q,
-            attention.cache.layer(layer)[0],
             attention.block_table,
-            attention.kv_lens,
+            attention.kv_lens * self.due,
             attention.q_lens * self.due,
             self.mask,
             attention.scale,

@@ -13,6 +13,7 @@ from specbench.methods.self_speculation import TUNABLE, draft_chain
 from specbench.methods.specextend.method import SpecExtend, SpecExtendParameters
 
 if TYPE_CHECKING:
+    from specbench.engine.engine import Engine
     from specbench.engine.model_config import ModelConfig
 
 
@@ -43,14 +44,23 @@ class SelfDraft(SpecExtend):
         width = self._most(max_len) * self.parameters.chunk + self._after()
         return super().memory_bytes(model, rows, max_len, dtype) + rows * width * 8 * 8
 
+    def bind(self, engine: "Engine") -> None:
+        """Allocate the slots that drafts read, `[R, K]`."""
+        super().bind(engine)
+        width = self._most(engine.max_len) * self.parameters.chunk
+        rows = engine.batch.rows
+        self.slots = torch.full((rows, width), -1, dtype=torch.int32, device=engine.device)
+
     def draft(self, batch: Batch) -> Draft | None:
         """Gamma tokens, one sparse forward each."""
         if self.gamma == 0:
             return None
         engine = self.engine
-        with engine.phases("selection"):
-            slots = batch.slots(*self.retrieval.entries())[None, :, None]
-            selected = slots.expand(engine.config.num_layers, -1, -1, -1)
+        if not engine.frozen:
+            with engine.phases("selection"):
+                self.slots.copy_(batch.slots(*self.retrieval.entries()))
+        # the same for all layers and heads
+        selected = self.slots[None, :, None].expand(engine.config.num_layers, -1, -1, -1)
         after = torch.arange(self._after(), device=engine.device)
         reach = self.retrieval.scored[:, None] + after
 

@@ -179,8 +179,8 @@ def test_the_planned_memory_covers_what_is_held(
     collect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # one row over the context takes less than the prefill's chunks, which the plan counts
-    monkeypatch.setattr(f"{Retrieval.__module__}.collect_scores", lambda *args: None)
     engine = Engine(tiny_model(7, torch.float32, 4096), rows=3, max_len=4000)
+    monkeypatch.setattr(engine.compute, "weigh", lambda *args: None)
     method = specextend(collect=collect, chunk=32, top_chunks=20, interval=4)
     planned = method.memory_bytes(engine.config, 3, 4000, engine.dtype)
     engine.use(method, GREEDY)
@@ -222,8 +222,7 @@ def test_nothing_is_decided_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None
     engine.use(method, GREEDY)
     for row, ids in enumerate(prompts(8, [40, 21])):
         engine.admit(row, row, ids, 20)
-    score = f"{Retrieval.__module__}.collect_scores"
-    monkeypatch.setattr(score, lambda *args: args[-1].add_(1))
+    monkeypatch.setattr(engine.compute, "weigh", lambda *args: args[-1].add_(1))
 
     def forward(tokens: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
         tap = getattr(attention, "tap", None)
