@@ -5,9 +5,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from specbench.engine.compute import Backend
 from specbench.engine.engine import Engine
 from specbench.engine.sampling import Sampling
 from specbench.methods.base import EngineMethod
+from specbench.methods.draft_model.drafter import Drafter
 from tests.support.buffers import DEVICE
 from tests.support.capture import no_host_decisions
 from tests.support.tiny import (
@@ -16,7 +18,11 @@ from tests.support.tiny import (
     decode,
     magicdec,
     prompts,
+    self_tree,
+    specextend,
+    stream_draft,
     tiny_model,
+    with_draft,
 )
 
 LENGTHS = [45, 21]
@@ -24,55 +30,72 @@ LENGTHS = [45, 21]
 
 def methods() -> dict[str, EngineMethod]:
     """Those that choose within an iteration."""
-    return {"quest": magicdec("quest")}
+    small = tiny_model(9, torch.float32, 96, num_layers=1).to(DEVICE)
+    trees: dict[str, object] = {"nodes": 4, "depth": 3}
+    return {
+        "quest": magicdec("quest"),
+        "stream": magicdec("stream"),
+        "stream, relative": magicdec("stream", positions="cache-relative"),
+        "stream, a small model": stream_draft(small, gamma=3),
+        "specextend": specextend(),
+        "specextend, all rows": specextend(collect="full"),
+        "specextend, in trees": self_tree(**trees, collect="full"),
+        "specextend, a small model": with_draft(small, **trees),
+    }
 
 
-def make(name: str, sampling: Sampling = GREEDY) -> tuple[Engine, EngineMethod]:
+SAMPLED = Sampling(0.8, 0.95, 20, seed=3)
+CASES = [(name, GREEDY) for name in methods()] + [("specextend, in trees", SAMPLED)]
+
+
+def make(name: str, backend: Backend, sampling: Sampling = GREEDY) -> Engine:
     """An engine of three rows, of which two decode."""
     method = methods()[name]
-    model = tiny_model(8, torch.float32, 96, num_layers=2).to(DEVICE)
-    engine = Engine(model, rows=3, max_len=80, spare=method.nodes, backend="triton")
+    model = tiny_model(8, torch.float32, 96).to(DEVICE)
+    engine = Engine(model, rows=3, max_len=80, spare=method.nodes, backend=backend)
     engine.use(method, sampling)
     for row, ids in enumerate(prompts(8, LENGTHS)):
         engine.admit(row, row, ids, 25)
-    return engine, method
+    return engine
 
 
-@pytest.mark.parametrize("name", methods())
-def test_nothing_is_decided_by_the_host(name: str) -> None:
-    engine, method = make(name)
-    assert method.capturable
+@pytest.mark.parametrize(("name", "sampling"), CASES)
+def test_nothing_is_decided_by_the_host(
+    name: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(name, "triton", sampling)
+    assert engine.method.capturable
     assert engine.compute.capturable
+    # where the host may look, trees stop growing when all are complete
+    monkeypatch.setattr(engine, "graph_mode", lambda method: "full")
     engine.iterate()
     with no_host_decisions():
         engine.iterate()
 
 
 @pytest.mark.parametrize("name", methods())
-def test_frozen_iterations_choose_nothing_and_stay_lossless(
+def test_steps_are_the_references_and_choose_nothing_while_frozen(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, _ = make(name)
-    plain = Engine(engine.model, rows=2, max_len=80)
+    engine, reference = make(name, "triton"), make(name, "sdpa")
+    plain = Engine(reference.model, rows=2, max_len=80)
     expected = decode(plain, autoregressive(), prompts(8, LENGTHS), 25)
-    ids: list[list[int]] = [[], []]
-
-    def step() -> None:
-        for row, new in enumerate(engine.step().tokens[:2]):
-            ids[row] += new
-
-    step()
+    steps = [engine.step() for _ in range(2)]
+    # what was drafted and accepted, too
+    assert steps == [reference.step() for _ in range(2)]
     engine.frozen = True
     with monkeypatch.context() as patch:
         for choose in ("select_pages", "select_slots", "weigh", "row_weights"):
             patch.setattr(engine.compute, choose, refuse)
-        for _ in range(2):
-            step()
+        patch.setattr(Drafter, "gather", refuse)
+        steps.append(engine.step())
     engine.frozen = False
-    step()
+    steps.append(engine.step())
     for row in range(2):
-        assert ids[row] == expected[row].output_ids[1 : 1 + len(ids[row])]
+        ids = [token for step in steps for token in step.tokens[row]]
+        assert ids == expected[row].output_ids[1 : 1 + len(ids)]
 
 
 def refuse(*args: object) -> None:
+    """Stands in for a choice."""
     raise AssertionError("a choice")

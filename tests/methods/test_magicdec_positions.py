@@ -193,7 +193,7 @@ def test_nothing_is_decided_by_the_host(sinks: int, monkeypatch: pytest.MonkeyPa
         engine.use(method, GREEDY)
         for row, ids in enumerate(prompts(8, [40, 21])):
             engine.admit(row, row, ids, 20)
-        module = "specbench.methods.draft_model.attention.paged_attention"
+        module = "specbench.engine.reference_compute.paged_attention"
         with monkeypatch.context() as patched, no_host_decisions():
             patched.setattr(module, lambda q, *args: torch.zeros_like(q))
             method.draft(engine.batch)

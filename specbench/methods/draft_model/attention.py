@@ -8,8 +8,7 @@ from torch import Tensor
 
 from specbench.engine.kv_cache import PAGE_SIZE
 from specbench.engine.rope import rotate
-from specbench.kernels.paged_attention.reference import paged_attention, write_kv
-from specbench.kernels.tree_attention.reference import tree_attention
+from specbench.kernels.paged_attention.reference import write_kv
 
 if TYPE_CHECKING:
     from specbench.methods.draft_model.drafter import Drafter
@@ -56,10 +55,8 @@ class WorkingAttention:
         write_kv(keys, drafter.turned(k, self.position), self.slots)
         write_kv(values, v, self.slots)
         turned = drafter.turned(q, self.position)
-        args = turned, keys, values, drafter.table, self.kv_lens, self.q_lens
-        if self.mask is None:
-            return paged_attention(*args, drafter.scale)
-        return tree_attention(*args, self.mask, drafter.scale)[0]
+        place = drafter.table, self.kv_lens, self.q_lens
+        return drafter.compute.attend(layer, turned, *place, drafter.scale, self.mask)
 
 
 class PrefillAttention:

@@ -39,6 +39,8 @@ class Drafter:
         int64 `[R]`, committed tokens whose KV is in `cache`.
     length : Tensor
         int64 `[R]`, entries of `working` before the drafts.
+    gathered : Tensor
+        int64 `[R]`, of them those that were gathered.
     """
 
     def __init__(self, engine: "Engine", model: "Transformer", reach: Reach) -> None:
@@ -50,7 +52,8 @@ class Drafter:
         self.working = KVCache(model.config, rows * pages, engine.dtype, device)
         self.table = 1 + torch.arange(rows * pages, device=device).view(rows, pages)
         self.filled = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.length = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.length, self.gathered = torch.zeros_like(self.filled), torch.zeros_like(self.filled)
+        self.compute = engine.compute.beside(model, self.working)
         # position 0 leaves a head as it is but for the attention factor of some scalings
         factor = model.cos[0, 0]
         self.cos, self.sin = model.cos / factor, model.signed_sin / factor
@@ -98,8 +101,9 @@ class Drafter:
         position = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
         ordered = position.new_zeros(len(kept), width + 1).scatter_(1, place, position)[:, :width]
         compact = torch.arange(width, device=kept.device)
-        self.length.copy_(kept.sum(1).clamp(max=width))
-        counted = compact < self.length[:, None]
+        self.gathered.copy_(kept.sum(1).clamp(max=width))
+        self.again()
+        counted = compact < self.gathered[:, None]
         source = batch.slots(ordered, counted).clamp(min=0)
         target = torch.where(counted, slots_of(self.table, compact.expand_as(ordered)), -1)
         page, offset = source // PAGE_SIZE, source % PAGE_SIZE
@@ -107,6 +111,10 @@ class Drafter:
             old, new = self.cache.layer(layer), self.working.layer(layer)
             write_kv(new[0], self.turned(old[0][page, offset], compact), target)
             write_kv(new[1], old[1][page, offset], target)
+
+    def again(self) -> None:
+        """Begin with what was gathered last: what remains of an iteration that does not choose."""
+        self.length.copy_(self.gathered)
 
     def catch_up(self, most: int) -> Tensor:
         """Feed the committed tokens that the drafter has not seen; logits `[R, V]` of the last.
@@ -126,7 +134,7 @@ class Drafter:
             tokens,
             self.length[:, None] + offset,
             torch.where(valid, self.length[:, None] + offset, -1),
-            self.length + count,
+            (self.length + count) * batch.active,
             count,
             kept=batch.slots(position, valid),
         )

@@ -28,9 +28,6 @@ class WithDraftModel(EngineMethod):
         The drafter, where it is loaded already.
     """
 
-    # the drafter's attention is plain torch, which reads lengths on the host
-    capturable = False
-
     def __init__(self, parameters: Parameters, model: "Transformer | None" = None) -> None:
         super().__init__(parameters)
         self.source = DraftModel(str(vars(parameters)["draft_model"]), model)

@@ -39,9 +39,9 @@ class TargetDrafter(Drafter):
         slots = (rows * pages_for(working) + 1) * PAGE_SIZE
         return slots * token + 2 * rows * working * token // config.num_layers
 
-    def gather(self, kept: Tensor) -> None:
-        """As `Drafter.gather`, of every committed entry."""
-        super().gather(kept)
+    def again(self) -> None:
+        """See `Drafter`; every committed entry could be gathered."""
+        super().again()
         lengths = self.engine.batch.lengths
         self.filled.copy_(lengths)
         self.shift.copy_(lengths - self.length)

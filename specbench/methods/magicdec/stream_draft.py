@@ -67,10 +67,12 @@ class StreamDraft(WithDraftModel, MagicDec):
         if self.gamma == 0:
             return None
         engine, drafter = self.engine, self.drafter
-        with engine.phases("selection"):
-            if self.whole:
-                drafter.length.copy_(drafter.filled)
-            else:
+        if self.whole:
+            drafter.length.copy_(drafter.filled)
+        elif engine.frozen:
+            drafter.again()
+        else:
+            with engine.phases("selection"):
                 drafter.gather(self._kept(drafter.filled))
         logits = drafter.catch_up(self.gamma + 1)
         tokens: list[Tensor] = []

@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from specbench.engine.batch import Batch
-from specbench.engine.sampling import probabilities
 from specbench.methods.base import Parameters, TreeDraft
 from specbench.methods.draft_model.drafter import Drafter
 from specbench.methods.draft_model.opt_tree import opt_tree
@@ -72,8 +71,11 @@ class TreeExtend(SpecExtend):
     def draft(self, batch: Batch) -> TreeDraft:
         """A tree for every row."""
         p, engine = self.parameters, self.engine
-        with engine.phases("selection"):
-            self.drafter.gather(self.retrieval.kept(self.known(batch)))
+        if engine.frozen:
+            self.drafter.again()
+        else:
+            with engine.phases("selection"):
+                self.drafter.gather(self.retrieval.kept(self.known(batch)))
         first = self._log_probabilities(self.drafter.catch_up(self.fed))
 
         def expand(tokens: Tensor, depth: int, mask: Tensor) -> Tensor:
@@ -108,4 +110,4 @@ class TreeExtend(SpecExtend):
         sampling = self.engine.sampling
         if sampling.greedy:
             return torch.log_softmax(logits, -1)
-        return probabilities(logits, sampling).log()
+        return self.engine.compute.probabilities(logits, sampling).log()
