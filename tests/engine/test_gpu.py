@@ -1,11 +1,15 @@
 """The engine on a CUDA device: the same tokens as on the CPU, and speculation stays exact."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from specbench.engine.engine import Engine
+from specbench.engine.model import Transformer
 from specbench.engine.probe import probe
 from specbench.engine.sampling import Sampling
+from specbench.methods.base import EngineMethod
 from tests.support.tiny import (
     autoregressive,
     decode,
@@ -13,8 +17,12 @@ from tests.support.tiny import (
     lookup,
     magicdec,
     prompts,
+    self_tree,
+    specextend,
+    stream_draft,
     tiny_model,
     vegas,
+    with_draft,
 )
 
 pytestmark = pytest.mark.gpu
@@ -24,20 +32,29 @@ SPECULATIVE = {
     "lookup": lookup(ngram_min=1),
     "longspec": longspec(),
     **{variant: magicdec(variant) for variant in ("stream", "snapkv", "quest")},
+    "specextend": specextend(),
+    "specextend, all rows": specextend(collect="full"),
+    "specextend, in trees": self_tree(),
 }
 
 
-def tokens(device: str, method: object, dtype: torch.dtype, sampling: Sampling) -> list[list[int]]:
+def tokens(
+    device: str, method: EngineMethod, dtype: torch.dtype, sampling: Sampling
+) -> list[list[int]]:
     model = tiny_model(9, dtype).to(device)
-    engine = Engine(model, rows=3, max_len=240)
-    outputs = decode(engine, method, prompts(9, [3, 50, 200, 17]), 32, sampling)  # type: ignore[arg-type]
+    engine = Engine(model, rows=3, max_len=240, spare=method.nodes)
+    outputs = decode(engine, method, prompts(9, [3, 50, 200, 17]), 32, sampling)
+    if device == "cuda" and dtype is torch.float32:
+        assert engine.graph_mode(method) == "full"
     engine.cache.check_integrity()
     return [outputs[i].output_ids for i in range(4)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("method", SPECULATIVE.values(), ids=SPECULATIVE.keys())
-def test_speculation_equals_autoregressive_decoding(method: object, dtype: torch.dtype) -> None:
+def test_speculation_equals_autoregressive_decoding(
+    method: EngineMethod, dtype: torch.dtype
+) -> None:
     greedy = Sampling()
     base = tokens("cuda", autoregressive(), dtype, greedy)
     assert tokens("cuda", method, dtype, greedy) == base
@@ -46,16 +63,28 @@ def test_speculation_equals_autoregressive_decoding(method: object, dtype: torch
 
 
 @pytest.mark.parametrize("method", [autoregressive(), vegas(score="random"), *SPECULATIVE.values()])
-def test_sampled_tokens_are_those_of_the_cpu(method: object) -> None:
+def test_sampled_tokens_are_those_of_the_cpu(method: EngineMethod) -> None:
     sampling = Sampling(0.8, 0.95, 20, seed=5)
     cuda = tokens("cuda", method, torch.float64, sampling)
     assert cuda == tokens("cpu", method, torch.float64, sampling)
 
 
-def test_the_probe_splits_an_iteration() -> None:
+@pytest.mark.parametrize("make", [with_draft, stream_draft])
+def test_a_small_model_drafts_in_the_graph(make: Callable[[Transformer], EngineMethod]) -> None:
+    sampling = Sampling()
+    method = make(tiny_model(4, torch.float32, num_layers=1).to("cuda"))
+    base = tokens("cuda", autoregressive(), torch.float32, sampling)
+    assert tokens("cuda", method, torch.float32, sampling) == base
+
+
+@pytest.mark.parametrize(
+    "method",
+    [vegas(gamma=4), magicdec("quest"), magicdec("stream"), specextend()],
+    ids=["vegas", "quest", "stream", "specextend"],
+)
+def test_the_probe_splits_an_iteration(method: EngineMethod) -> None:
     model = tiny_model(9, torch.bfloat16, 2048).to("cuda")
     engine = Engine(model, rows=3, max_len=2048)
-    method = vegas(gamma=4)
     engine.use(method, Sampling())
     for row, ids in enumerate(prompts(9, [300, 500, 700])):
         engine.admit(row, row, ids, 1200)

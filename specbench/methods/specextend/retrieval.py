@@ -68,7 +68,8 @@ class Retrieval:
         # float32 scores and their masked copy, masks, counts; int64 positions
         held = rows * max_len * 4 * 4 + max_len * 8
         if collect == "cheap":
-            return held
+            # of every head: weights in float32 at most, before they are summed
+            return held + rows * model.num_heads * max_len * 4
         weights = verified * (max_len + verified) * 4
         # of all rows; of one request and all heads: logits, masked, normalised; keys of a request
         keys = 2 * max_len * model.num_kv_heads * model.head_dim * 4
