@@ -175,6 +175,8 @@ def _run_record(plan: Plan, model: dict[str, Any], argv: Sequence[str]) -> RunRe
         environment=describe(argv),
         model=model,
         datasets=[workload.info for workload in plan.workloads],
+        refused=[],
         arms=[arm.info for arm in plan.arms],
+        cells=None,
         warnings=[],
     )

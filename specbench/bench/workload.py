@@ -162,6 +162,7 @@ def _workload(
         max_new_tokens=new,
         thinking=prompts.thinking,
         cot=prompts.cot,
+        score=None,
         prompts=[
             PromptInfo(
                 index=prompt.index,

@@ -1,11 +1,14 @@
 """What a reader of the tables must know before trusting a figure."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from specbench.results.cells import Cell, Group
 from specbench.results.invariants import unaccounted
+from specbench.results.protocol import versions
 from specbench.results.reading import RunData
 from specbench.results.records import Status
+from specbench.results.sources import Source
 from specbench.results.stats import MIN_REPEATS
 
 _UNACCOUNTED = 0.1
@@ -22,6 +25,24 @@ def collect_warnings(data: RunData, groups: list[Group]) -> list[str]:
             where = f"{cell.arm.name} on {cell.dataset.name}"
             lines += [f"{where}: {line}" for line in _cell_warnings(cell)]
     return list(dict.fromkeys(lines))
+
+
+def merged_warnings(sources: Sequence[Source]) -> list[str]:
+    """What must be known of runs that are reported together: of all at once, then of each."""
+    lines = []
+    named = dict.fromkeys(versions(source.run) for source in sources)
+    if len(named) > 1:
+        lines.append(f"the runs were made with different versions: {'; '.join(named)}")
+    served = [any(group.vllm for group in source.groups) for source in sources]
+    if any(served) and not all(served):
+        without = [s.label for s, found in zip(sources, served, strict=True) if not found]
+        lines.append(
+            f"no vLLM arm in {', '.join(without)}: speed-ups over vLLM are paired or unknown"
+        )
+    for source in sources:
+        own = collect_warnings(source.data, source.groups)
+        lines += [f"{source.label}: {line}" for line in own]
+    return lines
 
 
 def _run_warnings(data: RunData) -> list[str]:

@@ -1,22 +1,28 @@
 """The CSV files of a run: fixed columns, one row an arm and dataset (lossless.csv: a request)."""
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from specbench.results.acceptance import ACCEPTANCE, OVERHEAD
+from specbench.results.acceptance import ACCEPTANCE
 from specbench.results.cells import Cell, Group
 from specbench.results.metrics import SERVING, Metric, Row
+from specbench.results.overhead import TIME_SPLIT
 from specbench.results.records import LosslessRecord, RunRecord
+from specbench.results.sources import Source
 from specbench.results.throughput import THROUGHPUT
 
 if TYPE_CHECKING:
     import pandas as pd
 
-METRICS: tuple[Metric, ...] = THROUGHPUT + SERVING + ACCEPTANCE + OVERHEAD
+METRICS: tuple[Metric, ...] = THROUGHPUT + SERVING + ACCEPTANCE + TIME_SPLIT
 
 IDENTITY = ("dataset", "arm", "method", "status")
 MARKS = ("degenerate_share", "all_degenerate", "dummy_weights", "ignore_eos")
 SETTINGS = ("gamma", "kept_ratio")
+# what an iteration's time depends on, beside the figures
+OVERHEAD = ("variant", "model", "batch", "context", "spec_decode_acceptance_length")
 PROTOCOL = (
     "model",
     "device",
@@ -34,13 +40,51 @@ LOSSLESS = tuple(name for name in LosslessRecord.model_fields if name != "schema
 
 def build_rows(run: RunRecord, groups: list[Group]) -> list[Row]:
     """Every figure of every arm and dataset, a flat row each, in the order of the plan."""
+    return name_rows(_rows(run, groups, None))
+
+
+def merge_rows(sources: Sequence[Source]) -> list[Row]:
+    """The rows of several runs, those of a workload together, each named after its run too."""
+    rows = [row for source in sources for row in _rows(source.run, source.groups, source.label)]
+    place = {key: at for at, key in enumerate(dict.fromkeys(map(_workload, rows)))}
+    return name_rows(sorted(rows, key=lambda row: place[_workload(row)]))
+
+
+def name_rows(rows: list[Row]) -> list[Row]:
+    """Give each row its `workload` and `series`: what tables and plots call it.
+
+    A workload is a dataset, with its batch and context where the rows have several of them; a
+    series is an arm, with its run where several runs have it on the same workload.
+    """
+    batches = {row["batch_size"] for row in rows}
+    contexts: dict[str, set[int | None]] = {}
+    for row in rows:
+        contexts.setdefault(row["dataset"], set()).add(row["max_prompt_tokens"])
+    taken = Counter((*_workload(row), row["arm"]) for row in rows)
+    twice = {key[-1] for key, count in taken.items() if count > 1}
+    for row in rows:
+        workload = row["dataset"]
+        if len(contexts[row["dataset"]]) > 1 and row["max_prompt_tokens"] is not None:
+            workload += f" {row['max_prompt_tokens']:,}"
+        if len(batches) > 1:
+            workload += f" ×{row['batch_size']}"
+        row["workload"] = workload
+        row["series"] = f"{row['arm']} ({row['run']})" if row["arm"] in twice else row["arm"]
+    return rows
+
+
+def _workload(row: Row) -> tuple[str, int | None, int | None]:
+    return row["dataset"], row["max_prompt_tokens"], row["batch_size"]
+
+
+def _rows(run: RunRecord, groups: list[Group], label: str | None) -> list[Row]:
     rows = []
     for group in groups:
         for cell in group.cells:
             row = _identity(cell) | _protocol(run, cell) | {"lossless": verdict(cell)}
             for metric in METRICS:
                 row |= metric.row(cell, group)
-            rows.append(row)
+            rows.append(row | {"run": label})
     return rows
 
 
@@ -56,7 +100,8 @@ def columns_of(table: str) -> list[str]:
         return list(LOSSLESS)
     figures = [name for metric in METRICS if metric.table == table for name in metric.columns]
     tail = ["lossless", *MARKS, *PROTOCOL] if table == "throughput" else list(MARKS)
-    return [*IDENTITY, *SETTINGS, *figures, *tail]
+    head = [*SETTINGS, *OVERHEAD] if table == "overhead" else list(SETTINGS)
+    return [*IDENTITY, *head, *figures, *tail]
 
 
 def build_frames(rows: list[Row], verdicts: list[LosslessRecord]) -> dict[str, "pd.DataFrame"]:
@@ -106,6 +151,7 @@ def _identity(cell: Cell) -> Row:
         "dataset": cell.dataset.name,
         "arm": cell.arm.name,
         "method": cell.arm.method,
+        "variant": cell.arm.parameters.get("variant"),
         "status": cell.status.value if cell.status else None,
         "gamma": cell.gamma if cell.speculative else None,
         "kept_ratio": cell.arm.parameters.get("kept_ratio"),
@@ -120,13 +166,20 @@ def _protocol(run: RunRecord, cell: Cell) -> Row:
     row = {name: config.get(name) for name in PROTOCOL} | {
         "model": run.model.get("spec", config.get("model")),
         "max_new_tokens": cell.dataset.max_new_tokens,
-        "max_prompt_tokens": max((p.tokens for p in cell.dataset.prompts), default=None),
+        "max_prompt_tokens": _context(cell),
+        "batch": cell.full_batch,
+        "context": _context(cell),
         "ignore_eos": config.get("ignore_eos"),
     }
     for name in ("graph_mode", "attention_backend"):
         seen = sorted({str(getattr(record, name)) for record in cell.passes})
         row[name] = "+".join(seen) or None
     return row
+
+
+def _context(cell: Cell) -> int | None:
+    """The longest prompt, in tokens."""
+    return max((prompt.tokens for prompt in cell.dataset.prompts), default=None)
 
 
 def _plain(value: Any) -> Any:
