@@ -12,6 +12,7 @@ from specbench.bench.lossless import Judge
 from specbench.bench.passes import Runner, interleave
 from specbench.bench.plan import Plan, make_plan
 from specbench.bench.redact import redact
+from specbench.bench.scoring import score_outputs
 from specbench.bench.status import classify
 from specbench.config import RunConfig
 from specbench.errors import DataError, SpecbenchError, UsageError
@@ -103,6 +104,7 @@ def run_plan(
         try:
             Runner(config, backends, plan.rows, store, console).run(passes)
             backends.close_served()
+            score_outputs(plan.workloads, store)
             if plan.memory is not None:
                 failure = _judge(plan, host.engine, store)
         except KeyboardInterrupt:

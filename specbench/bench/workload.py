@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbench.bench.defaults import YARN, context_limit, may_extend, new_tokens
+from specbench.bench.scoring import Scorer
 from specbench.config import RunConfig
 from specbench.engine.generate import Request
 from specbench.errors import DataError, UsageError
@@ -26,11 +27,14 @@ class Workload:
     requests : list of Request
     notes : list of str
         What was chosen or should be known.
+    scorer : Scorer or None
+        Scores the outputs, where the dataset can.
     """
 
     info: DatasetInfo
     requests: list[Request]
     notes: list[str]
+    scorer: Scorer | None = None
 
     @property
     def max_len(self) -> int:
@@ -139,7 +143,11 @@ def _build(
     )
     if prompts.note:
         notes = [*notes, prompts.note]
-    return _workload(dataset.name, loaded.source, loaded.revision, prompts, limit, new, notes)
+    scored = dataset.score_name is not None and tokenizer is not None
+    scorer = Scorer(dataset, prompts.items, tokenizer) if scored else None
+    return _workload(
+        dataset.name, loaded.source, loaded.revision, prompts, limit, new, notes, scorer
+    )
 
 
 def _workload(
@@ -150,6 +158,7 @@ def _workload(
     limit: int,
     new: int,
     notes: list[str],
+    scorer: Scorer | None = None,
 ) -> Workload:
     info = DatasetInfo(
         name=name,
@@ -162,7 +171,7 @@ def _workload(
         max_new_tokens=new,
         thinking=prompts.thinking,
         cot=prompts.cot,
-        score=None,
+        score=scorer.dataset.score_name if scorer else None,
         prompts=[
             PromptInfo(
                 index=prompt.index,
@@ -178,7 +187,7 @@ def _workload(
     for request in requests:
         if not request.token_ids:
             raise DataError(f"{name}: prompt {request.item_id!r} has no tokens")
-    return Workload(info, requests, notes)
+    return Workload(info, requests, notes, scorer)
 
 
 def _random_ids(

@@ -87,7 +87,18 @@ def _dataset_warnings(group: Group) -> list[str]:
     modes = {record.graph_mode for member in group.cells for record in member.passes}
     if len(modes) > 1:
         lines.append(f"{name}: arms ran in different graph modes: {', '.join(sorted(modes))}")
-    return lines
+    return lines + _score_warnings(group)
+
+
+def _score_warnings(group: Group) -> list[str]:
+    scored = {(s.arm, s.repeat, s.index) for cell in group.cells for s in cell.scores}
+    outputs = [r for cell in group.cells for r in cell.requests]
+    ends = [r.finish_reason for r in outputs if (r.arm, r.repeat, r.index) in scored]
+    cut = ends.count("length")
+    if not cut:
+        return []
+    name = group.cells[0].dataset.name
+    return [f"{name}: {cut} of {len(ends)} scored outputs were cut at the length limit"]
 
 
 def _cell_warnings(cell: Cell) -> list[str]:

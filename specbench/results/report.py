@@ -36,8 +36,8 @@ class Summary:
     contexts : list of dict
         Figures by the length of the prompt.
     frames : dict of str to DataFrame
-        The CSV files by name: throughput, acceptance, overhead, context, lossless, repeats,
-        requests.
+        The CSV files by name: throughput, acceptance, overhead, context, scores, lossless,
+        repeats, requests.
     warnings : list of str
         What a reader must know before trusting a figure.
     marks : list of str

@@ -10,13 +10,14 @@ from specbench.results.cells import Cell, Group
 from specbench.results.metrics import SERVING, Metric, Row
 from specbench.results.overhead import TIME_SPLIT
 from specbench.results.records import LosslessRecord, RunRecord
+from specbench.results.scores import SCORES
 from specbench.results.sources import Source
 from specbench.results.throughput import THROUGHPUT
 
 if TYPE_CHECKING:
     import pandas as pd
 
-METRICS: tuple[Metric, ...] = THROUGHPUT + SERVING + ACCEPTANCE + TIME_SPLIT
+METRICS: tuple[Metric, ...] = THROUGHPUT + SERVING + ACCEPTANCE + TIME_SPLIT + SCORES
 
 IDENTITY = ("dataset", "arm", "method", "status")
 MARKS = ("degenerate_share", "all_degenerate", "dummy_weights", "ignore_eos")
@@ -94,7 +95,7 @@ def columns_of(table: str) -> list[str]:
     Parameters
     ----------
     table : str
-        ``throughput``, ``acceptance``, ``overhead`` or ``lossless``.
+        ``throughput``, ``acceptance``, ``overhead``, ``scores`` or ``lossless``.
     """
     if table == "lossless":
         return list(LOSSLESS)
@@ -114,7 +115,7 @@ def build_frames(rows: list[Row], verdicts: list[LosslessRecord]) -> dict[str, "
             columns=columns_of(table),
             dtype=object,
         )
-        for table in ("throughput", "acceptance", "overhead")
+        for table in ("throughput", "acceptance", "overhead", "scores")
     }
     frames["lossless"] = pd.DataFrame(
         [record.model_dump(include=set(LOSSLESS)) for record in verdicts],

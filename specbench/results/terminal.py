@@ -30,8 +30,23 @@ def print_summary(summary: Summary, console: "Console") -> None:
     if any(run.config.get("device") == "cpu" for run in summary.runs):
         console.print(CPU_NOTE, style="bold", markup=False, highlight=False)
     console.print(build_table(summary.rows))
+    for line in score_lines(summary.rows):
+        console.print(line, markup=False, highlight=False)
     for line in summary.warnings:
         console.print(f"warning: {line}", style="yellow", markup=False, highlight=False)
+
+
+def score_lines(rows: Sequence[Row]) -> list[str]:
+    """A line a workload with the task scores of its arms, where there are any."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["score"] is not None:
+            text = f"{row['series']} {row['score']:.2f}"
+            if row["score_low"] is not None:
+                text += f" [{row['score_low']:.2f}–{row['score_high']:.2f}]"
+            title = f"{row['workload']} {row['score_name']}, n {row['score_prompts']}"
+            found.setdefault((row["workload"], title), []).append(text)
+    return [f"score  {title}: {', '.join(texts)}" for (_, title), texts in found.items()]
 
 
 def build_table(rows: Sequence[Row]) -> "Table":

@@ -43,7 +43,7 @@ def rows(*overheads: OverheadRecord) -> dict[str, Row]:
 
 
 def traced(arm: str, **changes: float | None) -> OverheadRecord:
-    """Parts that sum to 10 ms, of which selection is 0.4 by one measurement and 0.43 by the other."""
+    """Parts that sum to 10 ms; selection is 0.4 by one measurement and 0.43 by the other."""
     fields = {
         "iterations": 50,
         "iteration_ms": 10.0,

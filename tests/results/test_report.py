@@ -21,7 +21,16 @@ from specbench.results.tables import columns_of
 from specbench.results.terminal import print_summary
 from tests.support.records import AR, make_arm, make_request, make_run, make_verdict
 
-CSV = ("throughput", "acceptance", "overhead", "context", "lossless", "repeats", "requests")
+CSV = (
+    "throughput",
+    "acceptance",
+    "overhead",
+    "context",
+    "scores",
+    "lossless",
+    "repeats",
+    "requests",
+)
 PLOTS = ("throughput", "speedup", "acceptance", "split")
 TABLES = ("table.csv", "table.md", "table.tex")
 

@@ -246,7 +246,7 @@ def test_a_newer_schema_asks_for_a_newer_specbench(folder: Path) -> None:
     started(folder)
     path = folder / "run.json"
     path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 9'))
-    with pytest.raises(DataError, match="schema version 9.*update specbench"):
+    with pytest.raises(DataError, match=r"schema version 9.*update specbench"):
         read_folder(folder)
 
 
