@@ -97,13 +97,52 @@ def _with_options(config: type[RunConfig]) -> Callable[[Callable[..., None]], Ca
 
 @app.command()
 @_with_options(RunConfig)
-def run(context: typer.Context, config: _ConfigFile = None, **options: Any) -> None:
+def run(
+    context: typer.Context,
+    config: _ConfigFile = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the plan with its memory and time; run nothing."),
+    ] = False,
+    shard: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Run the I-th of N parts of the plan, in a subfolder."),
+    ] = None,
+    **options: Any,
+) -> None:
     """Run methods beside autoregressive decoding."""
     chosen = build_config(split_lists(options), config)
 
     from specbench.bench.run import run_benchmark
+    from specbench.bench.shards import parse_shard
 
-    raise typer.Exit(run_benchmark(chosen, console=_console(), argv=["specbench", *context.obj]))
+    status = run_benchmark(
+        chosen,
+        console=_console(),
+        argv=["specbench", *context.obj],
+        shard=parse_shard(shard) if shard else None,
+        dry_run=dry_run,
+    )
+    raise typer.Exit(status)
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or of parts of a run.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Where to; by default the folder of the only run."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Report runs that cannot be compared, marked so.")
+    ] = False,
+) -> None:
+    """Make tables, plots and the page again, of one run or of several together."""
+    from specbench.results.merge import report_folders
+
+    raise typer.Exit(report_folders(folders, output, force, _console()))
 
 
 @app.command()

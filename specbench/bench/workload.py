@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbench.bench.defaults import YARN, context_limit, may_extend, new_tokens
+from specbench.bench.redact import redact_message
 from specbench.bench.scoring import Scorer
+from specbench.bench.status import classify
 from specbench.config import RunConfig
 from specbench.engine.generate import Request
-from specbench.errors import DataError, UsageError
-from specbench.results.records import DatasetInfo, PromptInfo
+from specbench.errors import DataError, SpecbenchError, UsageError
+from specbench.results.records import DatasetInfo, PromptInfo, RefusedDataset
 
 if TYPE_CHECKING:
     from specbench.datasets.base import Dataset
@@ -42,8 +44,10 @@ class Workload:
         return max(len(r.token_ids) + r.max_new_tokens for r in self.requests)
 
 
-def build_workloads(config: RunConfig, model: "ModelConfig", tokenizer: Any) -> list[Workload]:
-    """The requests of every dataset that `config` names.
+def build_workloads(
+    config: RunConfig, model: "ModelConfig", tokenizer: Any
+) -> tuple[list[Workload], list[RefusedDataset]]:
+    """The requests of every dataset that `config` names, and those that cannot be run.
 
     Parameters
     ----------
@@ -56,7 +60,8 @@ def build_workloads(config: RunConfig, model: "ModelConfig", tokenizer: Any) -> 
     Raises
     ------
     UsageError, DataError
-        An unknown dataset, data that cannot be read, a context beyond the model's.
+        An unknown dataset; or, of the only or of every dataset, data that cannot be read or a
+        context beyond the model's.
     """
     from specbench.datasets import DATASETS, get_dataset
 
@@ -66,13 +71,27 @@ def build_workloads(config: RunConfig, model: "ModelConfig", tokenizer: Any) -> 
     double = next((name for name in known if known.count(name) > 1), None)
     if double:
         raise UsageError(f"two datasets would be called {double!r} in the records: rename a file")
-    limits = [_limits(config, model, dataset) for dataset in datasets]
-    return [
-        _random_ids(config, model, dataset.name, *limit)
-        if tokenizer is None and not dataset.name.startswith("file:")
-        else _build(config, model, dataset, tokenizer, *limit)
-        for dataset, limit in zip(datasets, limits, strict=True)
-    ]
+    workloads: list[Workload] = []
+    refused: list[RefusedDataset] = []
+    failures: list[SpecbenchError] = []
+    for dataset in datasets:
+        try:
+            limit = _limits(config, model, dataset)
+            if tokenizer is None and not dataset.name.startswith("file:"):
+                workload = _random_ids(config, model, dataset.name, *limit)
+            else:
+                workload = _build(config, model, dataset, tokenizer, *limit)
+            fit_context(config, model, [workload])
+        except SpecbenchError as error:  # of many datasets, one that fails does not end the others
+            status, message = classify(error)
+            message = redact_message(message)
+            refused.append(RefusedDataset(name=dataset.name, status=status, message=message))
+            failures.append(error)
+        else:
+            workloads.append(workload)
+    if not workloads:
+        raise failures[0]
+    return workloads, refused
 
 
 def fit_context(

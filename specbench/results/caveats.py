@@ -46,7 +46,7 @@ def merged_warnings(sources: Sequence[Source]) -> list[str]:
 
 
 def _run_warnings(data: RunData) -> list[str]:
-    lines = []
+    lines = [f"{entry.name}: {entry.status}: {entry.message}" for entry in data.run.refused]
     if data.run.model.get("dummy"):
         lines.append(
             "dummy weights: acceptance, and the throughput of arms that draft, mean nothing "

@@ -50,4 +50,5 @@ def identity(run: RunRecord) -> dict[str, Any]:
         "model": content["model"],
         "datasets": {entry["name"]: entry for entry in content["datasets"]},
         "arms": {entry["name"]: entry for entry in content["arms"]},
+        "cells": content["cells"],
     }

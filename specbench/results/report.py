@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from specbench.errors import DataError
 from specbench.results.caveats import collect_warnings, merged_warnings
-from specbench.results.cells import Group
 from specbench.results.compact import compact_frames
 from specbench.results.contexts import context_frame, context_rows
 from specbench.results.metrics import Row
@@ -105,7 +104,7 @@ def summarise(folders: Path | Sequence[Path], force: bool = False) -> Summary:
         frames=_frames(sources, rows, contexts),
         warnings=warnings,
         marks=marks,
-        exit_status=exit_status([group for source in sources for group in source.groups]),
+        exit_status=exit_status(sources),
     )
 
 
@@ -136,6 +135,7 @@ def write_reports(
 
 def render_files(summary: Summary) -> dict[str, bytes]:
     """Every file of a report by its name; equal records give equal bytes."""
+    from specbench.results.page import render_page
     from specbench.results.plots import draw_plots
     from specbench.results.summary_table import to_latex, to_markdown, value_frame
 
@@ -144,12 +144,14 @@ def render_files(summary: Summary) -> dict[str, bytes]:
     files = {f"{name}.csv": frame.to_csv(index=False).encode() for name, frame in frames.items()}
     files["table.md"] = to_markdown(rows, header, summary.warnings).encode()
     files["table.tex"] = to_latex(rows, header).encode()
-    return files | draw_plots(rows, summary.contexts, header)
+    plots = draw_plots(rows, summary.contexts, header)
+    return files | plots | {"report.html": render_page(summary, plots).encode()}
 
 
-def exit_status(groups: Sequence[Group]) -> int:
+def exit_status(sources: Sequence[Source]) -> int:
     """What the process ends with. A wrong output outranks a missing one."""
-    states = [cell.status for group in groups for cell in group.cells]
+    states = [cell.status for source in sources for group in source.groups for cell in group.cells]
+    states += [refused.status for source in sources for refused in source.run.refused]
     if Status.LOSSY in states:
         return 1
     return 0 if all(status is Status.PASSED for status in states) else 3

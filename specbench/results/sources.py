@@ -1,5 +1,6 @@
 """The runs of a report: read, and refused where comparing them would mislead."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,8 @@ def read_sources(folders: Sequence[Path]) -> list[Source]:
         A record that cannot be read or contradicts itself.
     """
     found = [run for folder in folders for run in _runs_in(folder)]
-    double = next((f for f in found if sum(f.samefile(other) for other in found) > 1), None)
+    taken = Counter(folder.resolve() for folder in found)
+    double = next((folder for folder, count in taken.items() if count > 1), None)
     if double:
         raise UsageError(f"the run in {double} was given twice")
     sources = []

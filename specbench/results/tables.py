@@ -9,7 +9,7 @@ from specbench.results.acceptance import ACCEPTANCE
 from specbench.results.cells import Cell, Group
 from specbench.results.metrics import SERVING, Metric, Row
 from specbench.results.overhead import TIME_SPLIT
-from specbench.results.records import LosslessRecord, RunRecord
+from specbench.results.records import ArmInfo, LosslessRecord, RefusedDataset, RunRecord
 from specbench.results.scores import SCORES
 from specbench.results.sources import Source
 from specbench.results.throughput import THROUGHPUT
@@ -86,7 +86,31 @@ def _rows(run: RunRecord, groups: list[Group], label: str | None) -> list[Row]:
             for metric in METRICS:
                 row |= metric.row(cell, group)
             rows.append(row | {"run": label})
+    unknown = dict.fromkeys(_row_keys(), None) if run.refused else {}
+    for refused in run.refused:
+        rows += [unknown | _refusal(run, refused, arm, label) for arm in run.arms]
     return rows
+
+
+def _refusal(run: RunRecord, refused: RefusedDataset, arm: ArmInfo, label: str | None) -> Row:
+    """The row of an arm on a dataset that could not be run at all."""
+    return {
+        "dataset": refused.name,
+        "arm": arm.name,
+        "method": arm.method,
+        "variant": arm.parameters.get("variant"),
+        "status": refused.status.value,
+        "model": run.model.get("spec", run.config.get("model")),
+        "all_degenerate": False,
+        "batch_size": run.config.get("batch_size"),
+        "run": label,
+    }
+
+
+def _row_keys() -> list[str]:
+    """Every key of a row."""
+    tables = ("throughput", "acceptance", "overhead", "scores")
+    return [name for table in tables for name in columns_of(table)]
 
 
 def columns_of(table: str) -> list[str]:

@@ -32,7 +32,7 @@ CSV = (
     "requests",
 )
 PLOTS = ("throughput", "speedup", "acceptance", "split")
-TABLES = ("table.csv", "table.md", "table.tex")
+TABLES = ("table.csv", "table.md", "table.tex", "report.html")
 
 
 def fill(
