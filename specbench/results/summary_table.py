@@ -29,6 +29,8 @@ class Column:
         How a number is written.
     marked : bool
         Whether looping outputs inflate it: then an asterisk follows where nothing else remained.
+    scale : float
+        What the shown number is multiplied by, for a unit other than that of the rows.
     """
 
     key: str
@@ -36,6 +38,7 @@ class Column:
     kind: Kind = "text"
     form: str = ".2f"
     marked: bool = False
+    scale: float = 1.0
 
 
 # pandas escapes the cells, not the caption
@@ -69,7 +72,7 @@ def cell_text(row: Row, column: Column) -> str:
         return UNKNOWN
     if column.kind == "text":
         return str(value)
-    text = format(value, column.form)
+    text = format(value if column.scale == 1 else column.scale * value, column.form)
     if column.marked and row["all_degenerate"]:
         text += "*"
     low, high = row.get(f"{column.key}_low"), row.get(f"{column.key}_high")

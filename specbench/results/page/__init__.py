@@ -16,7 +16,7 @@ from specbench.results.records import RunRecord
 from specbench.results.report import MARK, Summary
 from specbench.results.terminal import CPU_NOTE
 
-_REFERENCE = re.compile(r'(\bid="|"#|url\(#)')
+_REFERENCE = re.compile(r'(\bid="|href="#|url\(#)')
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 _NOT_GIVEN = ("output", "resume")
 
@@ -46,7 +46,7 @@ def render_page(summary: Summary, plots: Mapping[str, bytes]) -> str:
         lstrip_blocks=True,
     )
     table = environment.get_template("table.html.j2")
-    environment.filters["table"] = lambda entry: Markup(table.render(entry=entry))  # noqa: S704
+    environment.filters["table"] = lambda entry: Markup(table.render(entry=entry))
     several = len(summary.sources) > 1
     models = dict.fromkeys(map(model_name, summary.runs))
     return environment.get_template("report.html.j2").render(
@@ -57,7 +57,7 @@ def render_page(summary: Summary, plots: Mapping[str, bytes]) -> str:
         findings=findings(summary.rows),
         tables=page_tables(summary),
         plots=[
-            {"name": name.removesuffix(".svg"), "svg": Markup(_inline(name, svg))}  # noqa: S704
+            {"name": name.removesuffix(".svg"), "svg": Markup(_inline(name, svg))}
             for name, svg in plots.items()
             if name.endswith(".svg")
         ],

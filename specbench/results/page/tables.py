@@ -41,7 +41,7 @@ SERVING = (
     Column("mean_itl_ms", "mean step ITL ms", "number", ",.2f"),
     Column("prefill_throughput", "prefill tok/s", "number", ",.0f"),
     Column("e2e_output_throughput", "end-to-end tok/s", "number", ",.1f"),
-    Column("peak_memory_bytes", "peak memory bytes", "number", ",d"),
+    Column("peak_memory_bytes", "peak memory GiB", "number", ".2f", scale=2**-30),
     Column("graph_mode", "graphs"),
     Column("attention_backend", "attention"),
 )
