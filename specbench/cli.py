@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 import typer
 
 import specbench
+from specbench.cli_help import (
+    PROTOCOL,
+    REPORT_EXAMPLES,
+    RUN_EXAMPLES,
+    TUNE_EXAMPLES,
+    GroupedCommand,
+)
 from specbench.cli_options import run_parameters, split_lists
 from specbench.config import RunConfig, TuneConfig, build, build_config
 from specbench.errors import SpecbenchError
@@ -28,7 +35,6 @@ _WrongUsage = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 app = typer.Typer(
     name="specbench",
     help="Which speculative-decoding method pays on your model, data and GPU.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: half the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -73,7 +79,10 @@ def root(
 _ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", help="YAML file of options; the command line overrides it."
+        "--config",
+        metavar="FILE",
+        help="YAML file of options; the command line overrides it.",
+        rich_help_panel=PROTOCOL,
     ),
 ]
 
@@ -95,18 +104,26 @@ def _with_options(config: type[RunConfig]) -> Callable[[Callable[..., None]], Ca
     return with_options
 
 
-@app.command()
+@app.command(cls=GroupedCommand, epilog=RUN_EXAMPLES)
 @_with_options(RunConfig)
 def run(
     context: typer.Context,
     config: _ConfigFile = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the plan with its memory and time; run nothing."),
+        typer.Option(
+            "--dry-run",
+            help="Print the plan with its memory and time; run nothing.",
+            rich_help_panel=PROTOCOL,
+        ),
     ] = False,
     shard: Annotated[
         str | None,
-        typer.Option(metavar="I/N", help="Run the I-th of N parts of the plan, in a subfolder."),
+        typer.Option(
+            metavar="I/N",
+            help="Run the I-th of N parts of the plan, in a subfolder of the output.",
+            rich_help_panel=PROTOCOL,
+        ),
     ] = None,
     **options: Any,
 ) -> None:
@@ -126,7 +143,7 @@ def run(
     raise typer.Exit(status)
 
 
-@app.command()
+@app.command(cls=GroupedCommand, epilog=REPORT_EXAMPLES)
 def report(
     folders: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or of parts of a run.")
@@ -145,7 +162,7 @@ def report(
     raise typer.Exit(report_folders(folders, output, force, _console()))
 
 
-@app.command()
+@app.command(cls=GroupedCommand, epilog=TUNE_EXAMPLES)
 @_with_options(TuneConfig)
 def tune(context: typer.Context, config: _ConfigFile = None, **options: Any) -> None:
     """Find the settings of a method that pay best here."""
