@@ -14,7 +14,7 @@ from specbench.results.metrics import Row
 from specbench.results.protocol import protocol_lines
 from specbench.results.records import RunRecord, Status
 from specbench.results.sources import Source, check_comparable, read_sources
-from specbench.results.tables import build_frames, build_rows, merge_rows
+from specbench.results.tables import build_frames, build_rows, merge_rows, to_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,7 +141,7 @@ def render_files(summary: Summary) -> dict[str, bytes]:
 
     rows, header = summary.rows, summary.header
     frames = summary.frames | {"table": value_frame(rows)}
-    files = {f"{name}.csv": frame.to_csv(index=False).encode() for name, frame in frames.items()}
+    files = {f"{name}.csv": to_csv(frame) for name, frame in frames.items()}
     files["table.md"] = to_markdown(rows, header, summary.warnings).encode()
     files["table.tex"] = to_latex(rows, header).encode()
     plots = draw_plots(rows, summary.contexts, header)

@@ -99,7 +99,8 @@ def value_frame(rows: Sequence[Row]) -> "pd.DataFrame":
         for key in (column.key, *_bounds(column))
         if key not in ("workload", "series")
     ]
-    keys = ["dataset", "arm", "batch_size", "max_prompt_tokens", *keys]
+    run = ["run"] if any(row["run"] for row in rows) else []
+    keys = [*run, "dataset", "arm", "batch_size", "max_prompt_tokens", *keys]
     return pd.DataFrame(
         [{key: row[key] for key in keys} for row in rows], columns=keys, dtype=object
     )

@@ -149,6 +149,17 @@ def build_frames(rows: list[Row], verdicts: list[LosslessRecord]) -> dict[str, "
     return frames
 
 
+def to_csv(frame: "pd.DataFrame") -> bytes:
+    """The table as a file. Figures have ten digits: the last ones of a float are the machine's."""
+    import pandas as pd
+
+    # a column at a time, as objects: a count beside an unknown one must not become 48.0
+    columns = {
+        name: pd.Series([_rounded(value) for value in frame[name]], dtype=object) for name in frame
+    }
+    return pd.DataFrame(columns).to_csv(index=False).encode()
+
+
 def verdict(cell: Cell) -> str | None:
     """The losslessness of an arm in a few words, such as ``"exact 8/8"``; None before any check.
 
@@ -208,4 +219,8 @@ def _context(cell: Cell) -> int | None:
 
 
 def _plain(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list) else value
+    return json.dumps([_rounded(entry) for entry in value]) if isinstance(value, list) else value
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.10g}") if isinstance(value, float) else value
