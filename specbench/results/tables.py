@@ -47,8 +47,12 @@ def build_rows(run: RunRecord, groups: list[Group]) -> list[Row]:
 def merge_rows(sources: Sequence[Source]) -> list[Row]:
     """The rows of several runs, those of a workload together, each named after its run too."""
     rows = [row for source in sources for row in _rows(source.run, source.groups, source.label)]
-    place = {key: at for at, key in enumerate(dict.fromkeys(map(_workload, rows)))}
-    return name_rows(sorted(rows, key=lambda row: place[_workload(row)]))
+    place = {name: at for at, name in enumerate(dict.fromkeys(row["dataset"] for row in rows))}
+
+    def order(row: Row) -> tuple[int, int, int]:
+        return place[row["dataset"]], row["batch_size"] or 0, row["max_prompt_tokens"] or 0
+
+    return name_rows(sorted(rows, key=order))
 
 
 def name_rows(rows: list[Row]) -> list[Row]:

@@ -30,7 +30,7 @@ def draw_acceptance(rows: Sequence[Row]) -> "tuple[Figure, str]":
     draw_bars(lengths, rows, shown, AL)
     lengths.axhline(1.0, color="black", linewidth=1, linestyle="--")
     lengths.set_title("Acceptance length")
-    lengths.set_ylabel("tokens committed a verify step, bonus included")
+    lengths.set_ylabel("tokens a verify step, bonus included")
     _draw_positions(positions, rows, shown)
     return figure, "Pooled over all verify steps of all repeats."
 
@@ -51,7 +51,7 @@ def _draw_positions(axes: "Axes", rows: Sequence[Row], shown: Sequence[Row]) -> 
         )
     axes.set_title("Acceptance by draft position")
     axes.set_xlabel("position of the draft token")
-    axes.set_ylabel("accepted, share of the steps that drafted it")
+    axes.set_ylabel("accepted, share of steps that drafted it")
     axes.set_ylim(-0.03, 1.05)
     axes.grid(alpha=0.3)
     if not axes.lines:

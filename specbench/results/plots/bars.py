@@ -85,7 +85,7 @@ def draw_bars(axes: "Axes", rows: Sequence[Row], shown: Sequence[Row], key: str)
             fontsize=8,
         )
     axes.set_xlim(-0.6, max(len(workloads), 1) - 0.4)
-    axes.set_xticks(range(len(workloads)), workloads)
+    axes.set_xticks(range(len(workloads)), [name.replace(" ", "\n", 1) for name in workloads])
     axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", alpha=0.3)

@@ -9,7 +9,6 @@ from specbench.results.plots.style import (
     LINES,
     MARKERS,
     colour,
-    legend_below,
     new_figure,
     unique,
 )
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANELS = (
-    ("acceptance_length", "Acceptance length", "tokens committed a verify step"),
+    ("acceptance_length", "Acceptance length", "tokens a verify step, bonus included"),
     ("speedup", "Speed-up over autoregressive", "ratio of decode throughputs (×)"),
 )
 
@@ -30,8 +29,8 @@ def draw_context(rows: Sequence[Row], contexts: Sequence[Row]) -> "tuple[Figure,
         return None
     figure, panels = new_figure(len(PANELS))
     series = unique(rows, "series")
-    datasets = unique(contexts, "dataset")
     lines = list(dict.fromkeys((row["series"], row["dataset"], row["batch"]) for row in contexts))
+    kinds = list(dict.fromkeys(line[1:] for line in lines))
     several = len({batch for _, _, batch in lines}) > 1
     for axes, (key, title, label) in zip(panels, PANELS, strict=True):
         for number, (name, dataset, batch) in enumerate(lines):
@@ -56,7 +55,7 @@ def draw_context(rows: Sequence[Row], contexts: Sequence[Row]) -> "tuple[Figure,
                 [point[1] for point in points],
                 color=drawn,
                 marker=MARKERS[series.index(name) % len(MARKERS)],
-                linestyle=LINES[datasets.index(dataset) % len(LINES)],
+                linestyle=LINES[kinds.index((dataset, batch)) % len(LINES)],
                 label=f"{name}, {dataset}" + (f", batch {batch}" if several else ""),
             )
             for place, _, low, high in points:
@@ -69,7 +68,14 @@ def draw_context(rows: Sequence[Row], contexts: Sequence[Row]) -> "tuple[Figure,
         axes.set_title(title)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-        legend_below(axes, axes.get_legend_handles_labels()[0])
+    figure.legend(
+        handles=panels[0].get_legend_handles_labels()[0],
+        loc="outside upper center",
+        ncols=4,
+        fontsize=8,
+        handlelength=3,
+        frameon=False,
+    )
     return figure, (
         "Prompts by length; whiskers: 95 % bootstrap interval. The steps of a batch are shared by "
         "prompts of several lengths."

@@ -36,6 +36,7 @@ def draw_heatmap(rows: Sequence[Row]) -> "tuple[Figure, str] | None":
         _draw_panel(panel, mine, scale)
         panel.set_title(f"{arm}, {dataset}")
     bar = figure.colorbar(scale, ax=axes, extend="both", label="speed-up over autoregressive (×)")
+    bar.minorticks_off()
     bar.set_ticks([0.25, 0.5, 1, 2, 4], labels=["0.25", "0.5", "1", "2", "4"])
     return figure, "Speed-up of each batch and context over its own autoregressive arm, medians."
 
