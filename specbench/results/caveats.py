@@ -57,6 +57,11 @@ def _run_warnings(data: RunData) -> list[str]:
     repeats = data.run.config.get("repeats")
     if isinstance(repeats, int) and repeats < MIN_REPEATS:
         lines.append(f"repeats {repeats}: no interval below {MIN_REPEATS}; read acceptance only")
+    eager = dict.fromkeys(p.arm for p in data.passes if p.graph_mode == "eager")
+    if eager and data.run.config.get("device") == "cuda":
+        lines.append(
+            f"without CUDA graphs: {', '.join(eager)}; the host's launches are part of their times"
+        )
     segments = {record.times.segment for record in data.requests}
     if len(segments) > 1:
         lines.append(f"resumed: the records come from {len(segments)} processes")

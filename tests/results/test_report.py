@@ -313,6 +313,16 @@ def test_what_a_reader_must_know_is_said(tmp_path: Path) -> None:
     assert "empty" not in text
 
 
+def test_eager_arms_on_a_gpu_are_a_warning(tmp_path: Path) -> None:
+    run = make_run()
+    gpu = run.model_copy(update={"config": run.config | {"device": "cuda"}})
+    passes = [make_arm(AR, graph_mode="full"), make_arm("vegas", graph_mode="eager")]
+    requests = [make_request(arm, i, [1]) for arm in (AR, "vegas") for i in range(2)]
+    for name, config, said in (("gpu", gpu, True), ("cpu", run, False)):
+        warnings = summarise(fill(tmp_path / name, config, passes, requests)).warnings
+        assert any(line.startswith("without CUDA graphs: vegas;") for line in warnings) is said
+
+
 def test_hardly_any_acceptance_is_a_warning(tmp_path: Path) -> None:
     requests = [make_request("vegas", i, [1, 1, 1], drafted=[4, 4, 4]) for i in range(2)]
     folder = fill(tmp_path / "run", make_run(arms=("vegas",)), [make_arm("vegas")], requests)

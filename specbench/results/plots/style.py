@@ -42,13 +42,10 @@ def render(
         width = int(figure.get_figwidth() * _CHARACTERS_AN_INCH)
         lines = [part for line in (note, *caption) for part in textwrap.wrap(line, width)]
         figure.supxlabel("\n".join(lines), fontsize=_CAPTION_SIZE, color="#444444")
-        nameless: dict[str, dict[str, Any]] = {
-            "png": {"Software": None},
-            "svg": {"Date": None, "Creator": None, "Title": name},
-        }
-        return {
-            f"{name}.{kind}": _bytes(figure, kind, metadata) for kind, metadata in nameless.items()
-        }
+        png = _bytes(figure, "png", {"Software": None})
+        figure.set_layout_engine("none")  # both files have one layout
+        svg = _bytes(figure, "svg", {"Date": None, "Creator": None, "Title": name})
+        return {f"{name}.png": png, f"{name}.svg": svg}
 
 
 def new_figure(panels: int, width: float = 6.4, height: float = 5.0) -> "tuple[Figure, list[Axes]]":
