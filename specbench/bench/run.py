@@ -1,7 +1,7 @@
 """`specbench run`: from a configuration to records, tables and an exit status."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,6 @@ from specbench.results.terminal import print_summary
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from specbench.engine.engine import Engine
 
 INTERRUPTED = 130
 
@@ -131,18 +129,14 @@ def run_plan(
         try:
             Runner(config, backends, plan.rows, store, console).run(passes)
             backends.close_served()
-            score_outputs(plan.workloads, store)
-            if plan.memory is not None:
-                failure = _judge(plan, host.engine, store)
+            failure = _check_outputs(plan, host, store)
         except KeyboardInterrupt:
             backends.close_served()
             _report(folder, console, began)
             return INTERRUPTED
     summary = _report(folder, console, began)
     if failure:
-        raise SpecbenchError(
-            f"losslessness could not be checked: {failure}; --resume checks what is missing"
-        )
+        raise SpecbenchError(f"{failure}; --resume checks what is missing")
     return summary.exit_status
 
 
@@ -158,15 +152,24 @@ def _memory_lines(plan: Plan) -> list[str]:
     return [*lines, f"memory of {plan.residency}"] if plan.residency.shares else lines
 
 
-def _judge(plan: Plan, engine: "Engine", store: RunStore) -> str | None:
-    """Append the verdicts; the message of an error that ended it, so that the report is made."""
-    try:
-        Judge(plan.config, engine, store).run(plan.arms, plan.workloads)
-    except DataError:
-        raise
-    except Exception as error:  # measured records must not go unreported
-        return classify(error)[1]
-    return None
+def _check_outputs(plan: Plan, host: EngineHost, store: RunStore) -> str | None:
+    """Append scores and verdicts; the message of what ended that, so that the report is made."""
+    checks: dict[str, Callable[[], None]] = {
+        "task scores": lambda: score_outputs(plan.workloads, store)
+    }
+    if plan.memory is not None:
+        checks["losslessness"] = lambda: Judge(plan.config, host.engine, store).run(
+            plan.arms, plan.workloads
+        )
+    failures = []
+    for what, check in checks.items():
+        try:
+            check()
+        except DataError:
+            raise
+        except Exception as error:  # measured records must not go unreported
+            failures.append(f"{what} could not be checked: {classify(error)[1]}")
+    return "; ".join(failures) or None
 
 
 def _report(folder: Path, console: "Console", began: float) -> Summary:

@@ -45,7 +45,7 @@ def report_folders(
     if output is None and len(runs) > 1:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         output = folders[0] if len(folders) == 1 else Path("runs") / f"{stamp}-report"
-    if output is not None and runs != [output]:
+    if output is not None and [run.resolve() for run in runs] != [output.resolve()]:
         refuse_run(output)
     if output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"the output {output} is a file; give a folder with --output")

@@ -158,6 +158,12 @@ def test_reports_never_replace_those_of_another_run(tmp_path: Path) -> None:
         report(folders, folders[0])
 
 
+def test_the_folder_of_the_only_run_may_be_named(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "a", make_run())
+    report([folder], tmp_path / "." / "a" / ".." / "a")
+    assert (folder / "table.csv").is_file()
+
+
 def test_a_lossy_part_ends_the_whole_with_1(tmp_path: Path) -> None:
     fine = fill(tmp_path / "fine", make_run())
     lossy = fill(tmp_path / "lossy", make_run(), lossless=False)
