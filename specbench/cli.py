@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
+from pydantic import BaseModel
 
 import specbench
 from specbench.cli_help import (
@@ -20,6 +21,7 @@ from specbench.cli_help import (
 from specbench.cli_options import run_parameters, split_lists
 from specbench.config import RunConfig, TuneConfig, build, build_config
 from specbench.errors import SpecbenchError
+from specbench.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,7 +89,7 @@ _ConfigFile = Annotated[
 ]
 
 
-def _with_options(config: type[RunConfig]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _with_options(config: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for each field of `config`, in the place of its ``**options``."""
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -171,6 +173,21 @@ def tune(context: typer.Context, config: _ConfigFile = None, **options: Any) -> 
     from specbench.tune.run import run_tuning
 
     raise typer.Exit(run_tuning(chosen, console=_console(), argv=["specbench", *context.obj]))
+
+
+train = typer.Typer(help="Train a draft for a target.", rich_markup_mode=None)
+app.add_typer(train, name="train")
+
+
+@train.command("longspec")
+@_with_options(TrainConfig)
+def train_longspec(context: typer.Context, config: _ConfigFile = None, **options: Any) -> None:
+    """Train LongSpec's draft: one block that reads the target's last-layer KV."""
+    chosen = build(TrainConfig, options, config)
+
+    from specbench.train.run import run_training
+
+    raise typer.Exit(run_training(chosen, console=_console(), argv=["specbench", *context.obj]))
 
 
 @app.command("kernels")

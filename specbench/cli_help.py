@@ -22,7 +22,17 @@ _GROUPS = {
         "thinking",
         "held_out",
     ),
-    MODEL: ("model", "model_revision", "rope_scaling", "device", "dtype", "threads"),
+    MODEL: (
+        "model",
+        "model_revision",
+        "rope_scaling",
+        "device",
+        "dtype",
+        "attention_backend",
+        "graphs",
+        "allow_eager",
+        "threads",
+    ),
     DECODING: (
         "batch_size",
         "max_new_tokens",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from specbench.cli_help import complete_datasets, complete_methods, group_of
@@ -16,15 +17,15 @@ from specbench.config import RunConfig
 LISTS = ("method", "dataset")
 # Options that take a list of numbers such as "0.05,0.1".
 NUMBERS = ("ratios", "gammas")
-# Options that may be repeated and whose values are taken whole.
-REPEATED = ("vllm_arg",)
+# Options that may be repeated and whose values are taken whole, with what the help calls a value.
+REPEATED = {"vllm_arg": "KEY=VALUE", "data": "TEXT", "eval_data": "TEXT"}
 
 _COMPLETE = {"method": complete_methods, "dataset": complete_datasets}
 # What the help calls a value; RunConfig parses it, so that there is one set of messages.
 _VALUES = {bool: None, int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
 
-def run_parameters(config: type[RunConfig] = RunConfig) -> list[inspect.Parameter]:
+def run_parameters(config: type[BaseModel] = RunConfig) -> list[inspect.Parameter]:
     """A keyword parameter for each field of `config`, as typer reads them.
 
     The values default to None, which stands for "not given", so that a configuration file is
@@ -77,7 +78,7 @@ def _annotation(name: str, field: FieldInfo) -> Any:
     if name in NUMBERS:
         metavar = f"{metavar}[,{metavar}]"
     if name in REPEATED:
-        kind, metavar = list[str], "KEY=VALUE"
+        kind, metavar = list[str], REPEATED[name]
         help_text += " May be repeated."
     default = _shown_default(field.default)
     option = typer.Option(

@@ -20,6 +20,7 @@ from specbench.registry import unknown
 Score = Literal["logit", "weight", "random"]
 Queries = Literal["first+last", "last", "all"]
 Share = Literal["head", "layer"]
+Normaliser = Literal["exact", "previous"]
 Goal = Literal["throughput", "tpot"]
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Gamma = Annotated[int, Field(ge=0, le=64)]
@@ -73,6 +74,15 @@ class RunConfig(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = Field(
         None, description="Type of weights and KV cache."
     )
+    attention_backend: Literal["auto", "triton", "flash-attn", "sdpa"] = Field(
+        "auto",
+        description="Kernels of the engine: Triton's on a CUDA device, FlashAttention for what it "
+        "does as well, or plain torch.",
+    )
+    graphs: bool = Field(True, description="One CUDA graph an iteration, where it can be had.")
+    allow_eager: bool = Field(
+        False, description="Compare arms of which some cannot run as a CUDA graph."
+    )
     threads: PositiveInt | None = Field(None, description="CPU threads of torch.")
     output: Path | None = Field(None, description="Folder for the records and reports.")
     resume: bool = Field(False, description="Continue the run in the output folder.")
@@ -83,6 +93,9 @@ class RunConfig(BaseModel):
     gamma: NonNegativeInt | None = Field(None, le=64, description="Draft tokens a step.")
     kept_ratio: float | None = Field(
         None, gt=0, le=1, description="Share of the KV entries that drafts read."
+    )
+    draft_weights: str | None = Field(
+        None, description="LongSpec's weights: a folder, a hub id, or 'dummy' for random ones."
     )
     ngram_max: PositiveInt | None = Field(
         None, description="Longest run of last tokens that prompt lookup looks for."
@@ -97,6 +110,11 @@ class RunConfig(BaseModel):
     score: Score | None = Field(None, description="What Vegas ranks by; random is a control.")
     queries: Queries | None = Field(None, description="Verify rows whose scores Vegas sums.")
     share: Share | None = Field(None, description="One set a KV head, or one a layer.")
+    normaliser: Normaliser | None = Field(
+        None,
+        description="What Vegas's weights are divided by: their own sum, or that of the "
+        "verification before, which saves a second pass.",
+    )
     sinks: NonNegativeInt | None = Field(None, description="First tokens always kept.")
     window: NonNegativeInt | None = Field(
         None, description="Last ranked tokens always kept; SnapKV's are also those that rank."
@@ -156,6 +174,7 @@ METHOD_FIELDS = (
     "variant",
     "gamma",
     "kept_ratio",
+    "draft_weights",
     "ngram_max",
     "ngram_min",
     "budget",
@@ -163,6 +182,7 @@ METHOD_FIELDS = (
     "score",
     "queries",
     "share",
+    "normaliser",
     "sinks",
     "window",
     "pool",
@@ -173,9 +193,9 @@ METHOD_FIELDS = (
 )
 
 
-C = TypeVar("C", bound=RunConfig)
+C = TypeVar("C", bound=BaseModel)
 # Names that may stand alone in a YAML file, and lists that keep each value once.
-_LISTS = ("method", "dataset", "vllm_arg", "ratios", "gammas")
+_LISTS = ("method", "dataset", "vllm_arg", "ratios", "gammas", "data", "eval_data")
 
 
 def build_config(values: dict[str, Any], file: Path | None = None) -> RunConfig:
@@ -189,7 +209,7 @@ def build(kind: type[C], values: dict[str, Any], file: Path | None = None) -> C:
     Parameters
     ----------
     kind : type
-        RunConfig or TuneConfig.
+        RunConfig, TuneConfig or TrainConfig.
     values : dict
         Options given on the command line; `None` means not given.
     file : Path, optional

@@ -57,18 +57,22 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "rope_scaling": (["yarn:4"], "yarn:4"),
     "device": (["cpu"], "cpu"),
     "dtype": (["float64"], "float64"),
+    "attention_backend": (["sdpa"], "sdpa"),
+    "allow_eager": ([], True),
     "threads": (["2"], 2),
     "output": (["runs/a"], Path("runs/a")),
     "resume": ([], True),
     "variant": (["x"], "x"),
     "gamma": (["0"], 0),
     "kept_ratio": (["1"], 1.0),
+    "draft_weights": (["draft"], "draft"),
     "ngram_max": (["5"], 5),
     "ngram_min": (["3"], 3),
     "budget": (["256"], 256),
     "min_tokens": (["16"], 16),
     "score": (["logit"], "logit"),
     "queries": (["all"], "all"),
+    "normaliser": (["previous"], "previous"),
     "share": (["layer"], "layer"),
     "sinks": (["4"], 4),
     "window": (["32"], 32),
@@ -78,7 +82,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "vllm_python": (["venv/bin/python"], Path("venv/bin/python")),
     "vllm_timeout": (["60"], 60),
 }
-NEGATED = ("baseline", "chat_template")
+NEGATED = ("baseline", "chat_template", "graphs")
 
 
 @pytest.mark.parametrize("name", list(RunConfig.model_fields))

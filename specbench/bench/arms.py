@@ -8,10 +8,13 @@ from specbench.bench.redact import redact
 from specbench.config import RunConfig
 from specbench.errors import UsageError
 from specbench.methods import METHODS
+from specbench.methods.base import EngineMethod
 from specbench.results.cells import AUTOREGRESSIVE, VLLM
 from specbench.results.records import ArmInfo
 
 if TYPE_CHECKING:
+    import torch
+
     from specbench.methods.base import Method
 
 
@@ -79,6 +82,8 @@ def _in_all(name: str, config: RunConfig, left_out: list[str]) -> bool:
     reason = None
     if name == VLLM and not (config.vllm_python or config.vllm_arg or find_spec("vllm")):
         reason = "not installed here; --vllm-python names another interpreter"
+    elif not METHODS.get(name).in_all(config):
+        reason = f"no draft for {config.model}; --draft-weights names one"
     else:
         try:
             METHODS.get(name).arms(config)
@@ -102,4 +107,26 @@ def check_capabilities(arm: Arm, config: RunConfig) -> None:
         raise UsageError(
             f"{arm.name} reaches {able.max_context:,} tokens of context, "
             f"--context-len is {config.context_len:,}"
+        )
+
+
+def check_graph_modes(arms: list[Arm], config: RunConfig, dtype: "torch.dtype") -> None:
+    """Refuse to compare arms of which some run as a CUDA graph and some cannot.
+
+    Raises
+    ------
+    UsageError
+        Names those that cannot, unless `allow_eager` is set.
+    """
+    from specbench.engine.compute import uses_triton
+
+    triton = uses_triton(config.attention_backend, str(config.device), dtype)
+    if config.device != "cuda" or not config.graphs or not triton or config.allow_eager:
+        return
+    able = {a.name: a.method.capturable for a in arms if isinstance(a.method, EngineMethod)}
+    eager = [name for name, captured in able.items() if not captured]
+    if eager and len(eager) < len(able):
+        raise UsageError(
+            f"{', '.join(eager)} cannot run as a CUDA graph, which the other arms do: their times "
+            "would not compare. Pass --no-graphs to run all without, or --allow-eager"
         )

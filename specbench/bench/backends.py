@@ -43,6 +43,11 @@ class EngineHost:
             self._engine = self._load()
         return self._engine
 
+    def forget(self, method: EngineMethod) -> None:
+        """Free what the engine, if it is loaded, captured for `method`."""
+        if self._engine is not None:
+            self._engine.forget(method)
+
     def close(self) -> None:
         """Free weights and KV cache."""
         if self._engine is None:
@@ -76,6 +81,8 @@ class EngineHost:
                 max_new_tokens=max(r.max_new_tokens for w in plan.workloads for r in w.requests),
                 ignore_eos=config.ignore_eos,
                 prefill_chunk=config.prefill_chunk,
+                backend=config.attention_backend,
+                graphs=config.graphs,
             )
         except Exception as error:
             status, message = classify(error)
@@ -97,10 +104,12 @@ class EngineBackend(Backend):
     def open(self) -> None:
         """Load the engine."""
         engine = self.host.engine
-        self.graph_mode, self.attention_backend = engine.graph_mode, engine.attention_backend
+        self.graph_mode = engine.graph_mode(self.method)
+        self.attention_backend = engine.attention_backend
 
     def close(self) -> None:
         """Free the engine, and with it what the method holds of it."""
+        self.host.forget(self.method)
         self.method.unbind()
         self.host.close()
 

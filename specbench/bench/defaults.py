@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 CPU_CONTEXT, CPU_NEW_TOKENS, CPU_PROMPTS, CPU_BATCH = 1024, 32, 2, 1
 CUDA_CONTEXT, CUDA_PROMPTS = 100_000, 64
+CUDA_PREFILL_CHUNK = 4096
 YARN = "yarn:4"
 
 
@@ -51,11 +52,13 @@ def resolve_machine(config: RunConfig) -> tuple[RunConfig, list[str]]:
     if not all(name.startswith("file:") for name in config.dataset):
         chosen["source"] = "hub" if cuda else "sample"
     choices = []
+    if cuda and "prefill_chunk" not in config.model_fields_set:
+        chosen["prefill_chunk"] = CUDA_PREFILL_CHUNK
     if config.device is None:
         choices.append(f"device {device}: CUDA is {'' if found else 'not '}available")
     updates = {}
     for name, value in chosen.items():
-        if getattr(config, name) is None:
+        if getattr(config, name) is None or name == "prefill_chunk":
             updates[name] = value
             if name != "device":
                 choices.append(f"{name.replace('_', '-')} {value}: the default {why}")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from specbench.methods.base import EngineMethod
 
 _RESERVE = 0.05
+_CUDA_BYTES = 2**31  # kernels' workspaces, libraries, graphs
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,12 @@ def plan_memory(
     max_len: int,
     prefill_chunk: int,
     sampled: bool,
+    triton: bool = False,
 ) -> MemoryPlan:
-    """What a run of `rows` requests of `max_len` tokens needs, all its methods together."""
+    """What a run of `rows` requests of `max_len` tokens needs, all its methods together.
+
+    `triton` says that the engine runs on the Triton kernels, which hold no attention weights.
+    """
     from specbench.engine.kv_cache import PAGE_SIZE, pages_for
 
     slots = (rows * pages_for(max_len) + 1) * PAGE_SIZE
@@ -68,6 +73,10 @@ def plan_memory(
     chunk = min(prefill_chunk, max_len)
     hidden = 2 * model.intermediate_size + 6 * model.hidden_size
     attention = 3 * model.num_heads * chunk * max_len * 4
+    if triton:
+        # one prompt's keys and values in order; weights of two rows of each request; the libraries
+        gathered = 2 * max_len * model.num_kv_heads * model.head_dim * dtype.itemsize
+        attention = gathered + rows * model.num_heads * 2 * max_len * 2 + _CUDA_BYTES
     history = rows * (max_len + 1) * 8
     return MemoryPlan(
         weights=model.weight_bytes(dtype),

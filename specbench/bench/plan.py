@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from specbench.bench.arms import Arm, build_arms, check_capabilities
+from specbench.bench.arms import Arm, build_arms, check_capabilities, check_graph_modes
 from specbench.bench.defaults import resolve_machine
 from specbench.bench.memory import (
     MemoryPlan,
@@ -134,6 +134,7 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
     max_len = max(workload.max_len for workload in workloads)
     dtype = getattr(torch, str(config.dtype))
     arms = _able(arms, config, choices)
+    check_graph_modes(arms, config, dtype)
     config, memory, residency = _fit_memory(config, shape, dtype, arms, workloads, max_len, choices)
     arms = _able(arms, config, choices)  # now with the batch size
     return Plan(
@@ -180,6 +181,8 @@ def _fit_memory(
     choices: list[str],
 ) -> tuple[RunConfig, MemoryPlan | None, Residency]:
     """Choose the largest batch that fits, or check the one asked for."""
+    from specbench.engine.compute import uses_triton
+
     device = str(config.device)
     free = available_bytes(device)
     methods = [arm.method for arm in arms if isinstance(arm.method, EngineMethod)]
@@ -198,6 +201,7 @@ def _fit_memory(
                 max_len=max_len,
                 prefill_chunk=config.prefill_chunk,
                 sampled=config.temperature > 0,
+                triton=uses_triton(config.attention_backend, device, dtype),
             )
             check_memory(memory, free, rows, max_len)
         residency = plan_residency(

@@ -1,5 +1,7 @@
 """The one acceptance rule for chains of drafts."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,7 @@ def accept_chain(
     sampling: Sampling,
     request: Tensor,
     start: Tensor,
+    distribution: Callable[[Tensor, Sampling], Tensor] = probabilities,
 ) -> tuple[Tensor, Tensor]:
     """How many drafts stand, and the token that follows them.
 
@@ -35,6 +38,8 @@ def accept_chain(
         Temperature, top-k, top-p and seed.
     request, start : Tensor
         int64 `[R]`, the keys of the random numbers.
+    distribution : callable
+        What `probabilities` does, on another device.
 
     Returns
     -------
@@ -44,8 +49,8 @@ def accept_chain(
         int64 `[R]`, the corrected or bonus token.
     """
     if sampling.greedy:
-        return _accept_greedy(argmax(logits), draft, allowed)
-    p = probabilities(logits, sampling)
+        return accept_greedy(argmax(logits), draft, allowed)
+    p = distribution(logits, sampling)
     if draft is None:
         accepted = torch.zeros_like(allowed)
         following = draw(p[:, 0], uniform(sampling.seed, request, start, 0, Purpose.TARGET))
@@ -71,7 +76,8 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(positive.sum(-1, keepdim=True) > 0, positive, p)
 
 
-def _accept_greedy(best: Tensor, draft: Draft | None, allowed: Tensor) -> tuple[Tensor, Tensor]:
+def accept_greedy(best: Tensor, draft: Draft | None, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """The same at temperature 0, of the arg-max `[R, gamma + 1]` after each row's tokens."""
     if draft is None:
         return torch.zeros_like(allowed), best[:, 0]
     accepted = _leading(draft.tokens == best[:, :-1], allowed)

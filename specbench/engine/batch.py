@@ -36,6 +36,14 @@ def slots_of(block_table: Tensor, positions: Tensor) -> Tensor:
     return block_table.gather(1, page) * PAGE_SIZE + positions % PAGE_SIZE
 
 
+def slots_of_sets(block_table: Tensor, positions: Tensor) -> Tensor:
+    """Cache slots of positions `[layers, R, S, K]`, of the same shape; -1 stays -1."""
+    layers, rows, sets, width = positions.shape
+    flat = positions.permute(1, 0, 2, 3).reshape(rows, -1)
+    slots = torch.where(flat >= 0, slots_of(block_table, flat.clamp(min=0)), -1)
+    return slots.view(rows, layers, sets, width).permute(1, 0, 2, 3)
+
+
 class Batch:
     """State of the running requests.
 

@@ -2,20 +2,26 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from specbench.engine.acceptance import accept_chain
-from specbench.engine.batch import Batch, Committed, slots_of
+from specbench.engine.acceptance import accept_chain, accept_greedy
+from specbench.engine.batch import Batch, slots_of
+from specbench.engine.compute import Backend, make_compute
 from specbench.engine.forward import FullAttention, ScoreCollector
+from specbench.engine.graph import Outbox, capture
 from specbench.engine.kv_cache import KVCache, pages_for
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.phases import Phases
 from specbench.engine.random import Purpose, uniform
-from specbench.engine.sampling import Sampling, argmax, draw, invalid, probabilities
+from specbench.engine.sampling import Sampling, argmax, draw, invalid
 from specbench.errors import ContextTooLongError
-from specbench.methods.base import EngineMethod
+from specbench.methods.base import Draft, EngineMethod
+
+if TYPE_CHECKING:
+    from torch.cuda import CUDAGraph
 
 # logits of a whole chunk over a large vocabulary would be the largest tensor of a run
 _SCORED_ROWS = 64
@@ -60,6 +66,10 @@ class Engine:
         Decode to the length limit.
     prefill_chunk : int
         Prompt tokens a prefill forward.
+    backend : {"auto", "triton", "flash-attn", "sdpa"}
+        What computes the forwards; see `make_compute`.
+    graphs : bool
+        Run an iteration as one CUDA graph where compute and method allow it.
 
     Notes
     -----
@@ -67,9 +77,6 @@ class Engine:
     inside it is taken by the host, so that it can be captured as one CUDA graph. The reference
     kernels are the exception: they loop over requests and read lengths on the host.
     """
-
-    graph_mode = "eager"
-    attention_backend = "reference"
 
     def __init__(
         self,
@@ -80,6 +87,8 @@ class Engine:
         max_new_tokens: int | None = None,
         ignore_eos: bool = False,
         prefill_chunk: int = 512,
+        backend: Backend = "auto",
+        graphs: bool = True,
     ) -> None:
         parameter = next(model.parameters())
         self.model = model
@@ -93,13 +102,41 @@ class Engine:
         self.eos = frozenset(() if ignore_eos else self.config.eos_ids)
         self.batch = Batch(rows, max_len, sorted(self.eos), self.device)
         self.phases = Phases(enabled=self.device.type == "cpu")
+        self.compute = make_compute(backend, model, self.cache)
+        self._graphs = graphs
+        self._captured: dict[EngineMethod, tuple[Sampling, CUDAGraph, Tensor]] = {}
+        self._outbox = Outbox()
+        # measurements leave out what the method does to choose
+        self.frozen = False
         self._pages: dict[int, list[int]] = {}
+
+    @property
+    def attention_backend(self) -> str:
+        """What the kernels are, for the records."""
+        return self.compute.name
+
+    def graph_mode(self, method: EngineMethod) -> str:
+        """How `method` is run: ``full``, one graph an iteration, or ``eager``."""
+        able = self.device.type == "cuda" and self.compute.capturable and method.capturable
+        return "full" if able and self._graphs else "eager"
 
     def use(self, method: EngineMethod, sampling: Sampling) -> None:
         """Decode with `method` from now on; every row must be empty."""
         self.method = method
         self.sampling = sampling
+        if self.graph_mode(method) == "eager":
+            method.bind(self)
+            return
+        known = self._captured.get(method)
+        if known is not None and known[0].draws_like(sampling) and method.is_bound_to(self):
+            return
+        self._captured.pop(method, None)
         method.bind(self)
+        self._capture()
+
+    def forget(self, method: EngineMethod) -> None:
+        """Give up what was captured for `method`, before it is unbound."""
+        self._captured.pop(method, None)
 
     @torch.inference_mode()
     def admit(
@@ -149,11 +186,13 @@ class Engine:
         for hidden in self._chunks(row, token_ids, self.method):
             if on_chunk:
                 on_chunk(hidden.shape[1])
-        logits = self.model.logits(hidden[:, -1])
+        logits = self.compute.logits(hidden[:, -1])
         key = torch.tensor([request], device=self.device)
         start = torch.full_like(key, len(token_ids) - 1)
         none = torch.zeros_like(key)
-        _, first = accept_chain(logits[:, None], None, none, self.sampling, key, start)
+        _, first = accept_chain(
+            logits[:, None], None, none, self.sampling, key, start, self.compute.probabilities
+        )
         token, bad = torch.stack([first, invalid(logits).long()]).flatten().tolist()
         if bad:
             self.release(row)
@@ -168,16 +207,43 @@ class Engine:
         self.cache.free(self._pages.pop(row))
 
     def release_all(self) -> None:
-        """Empty every row."""
+        """Empty every row, and forget what is not collected."""
+        self._outbox.clear()
         for row in list(self._pages):
             self.release(row)
 
-    @torch.inference_mode()
     def step(self) -> StepResult:
         """One iteration over every row that has a request."""
-        self.phases.reset()
-        committed, drafted, bad = self._iterate()
-        return self._to_host(committed, drafted, bad)
+        self.launch()
+        return self.collect()
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether an iteration can be launched before the one before it is collected."""
+        return self.method in self._captured
+
+    @torch.inference_mode()
+    def launch(self) -> None:
+        """Start an iteration; what rows it finds empty or ended stay so."""
+        captured = self._captured.get(self.method)
+        if captured is None:
+            self.phases.reset()
+            self._outbox.send(self.iterate())
+            return
+        _, graph, result = captured
+        graph.replay()
+        self._outbox.send(result)
+
+    def collect(self) -> StepResult:
+        """The oldest launched iteration that was not collected yet, once it is done."""
+        rows = self._outbox.receive()
+        return StepResult(
+            tokens=[row[5 : 5 + row[0]] for row in rows],
+            accepted=[row[1] for row in rows],
+            drafted=[row[2] for row in rows],
+            ended=[bool(row[3]) for row in rows],
+            invalid=[bool(row[4]) for row in rows],
+        )
 
     @torch.inference_mode()
     def score(self, prompt: list[int], output: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -201,28 +267,64 @@ class Engine:
                 first = max(begin, len(prompt) - 1)
                 for at in range(first, end, _SCORED_ROWS):
                     stop = min(at + _SCORED_ROWS, end)
-                    logits = self.model.logits(hidden[0, at - begin : stop - begin])
-                    yield logits, following[at:stop]
+                    logits = self.compute.logits(hidden[0, at - begin : stop - begin])
+                    # a half type's differences are too coarse to judge by
+                    wide = torch.promote_types(logits.dtype, torch.float32)
+                    yield logits.to(wide), following[at:stop]
                 begin = end
         finally:
             self.release(0)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Logits `[R, Q, V]` of tokens `[R, Q]` at positions `[R, Q]`."""
-        # masked rows may point past the tables; what they compute is never read
-        hidden = self.model(tokens, positions.clamp(0, self.max_len - 1), attention)
-        return self.model.logits(hidden)
+    def within(self, positions: Tensor) -> Tensor:
+        """Positions that the tables have: masked rows may point past them, to no effect."""
+        return positions.clamp(0, self.max_len - 1)
+
+    def next_tokens(
+        self, tokens: Tensor, position: Tensor, attention: Attention, offset: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """What follows one token a row, for a draft.
+
+        Parameters
+        ----------
+        tokens : Tensor
+            int64 `[R]`.
+        position : Tensor
+            int64 `[R, 1]`, `within` the tables.
+        attention : Attention
+        offset : int
+            The draft's place in the iteration; keys its random numbers.
+
+        Returns
+        -------
+        token : Tensor
+            int64 `[R]`.
+        probs : Tensor or None
+            `[R, V]`, the distribution that it was drawn from; None at temperature 0.
+        """
+        if self.sampling.greedy:
+            best, _ = self.compute.best(tokens[:, None], position, attention)
+            return best[:, 0], None
+        hidden = self.compute.hidden(tokens[:, None], position, attention)
+        return self.pick(self.compute.logits(hidden[:, 0]), offset)
 
     def pick(self, logits: Tensor, offset: int) -> tuple[Tensor, Tensor | None]:
         """Draft tokens `[R]` from logits `[R, V]`, and their distribution where it is random."""
         if self.sampling.greedy:
             return argmax(logits), None
-        q = probabilities(logits, self.sampling)
-        batch = self.batch
+        batch, q = self.batch, self.compute.probabilities(logits, self.sampling)
         u = uniform(self.sampling.seed, batch.request, batch.lengths, offset, Purpose.DRAFT)
         return draw(q, u), q
 
-    def _iterate(self) -> tuple[Committed, Tensor, Tensor]:
+    def _capture(self) -> None:
+        """One graph of an iteration; the rows are empty, so that running it alters nothing."""
+        if not self._captured:
+            self._pool = torch.cuda.graph_pool_handle()
+        with torch.inference_mode():
+            graph, result = capture(self.iterate, self._pool)
+        self._captured[self.method] = self.sampling, graph, result
+
+    def iterate(self) -> Tensor:
+        """Draft, verify, accept, commit and observe; int64 `[R, 5 + tokens]` for `collect`."""
         batch, method = self.batch, self.method
         allowed = batch.allowed(method.gamma)
         with self.phases("draft"):
@@ -233,22 +335,26 @@ class Engine:
         if draft is not None:
             chunk = torch.cat([chunk, draft.tokens], dim=1)
         collector = method.collector(batch)
+        if self.frozen:
+            collector = None
         with self.phases("verify"):
-            logits, rows = self._verify(chunk, allowed, collector)
+            accepted, following, bad = self._verify(chunk, draft, allowed, collector)
         with self.phases("sampling"):
-            bad = (invalid(logits) & rows).any(1)
-            accepted, following = accept_chain(
-                logits, draft, allowed, self.sampling, batch.request, batch.lengths
-            )
             committed = batch.commit(draft.tokens if draft else None, accepted, following)
-        with self.phases("selection"):
-            method.observe(batch)
-        return committed, allowed, bad
+        if not self.frozen:
+            with self.phases("selection"):
+                method.observe(batch)
+        columns = [committed.count, committed.accepted, allowed, committed.ended, bad]
+        return torch.cat([torch.stack([c.long() for c in columns], 1), committed.tokens], 1)
 
     def _verify(
-        self, chunk: Tensor, allowed: Tensor, collector: ScoreCollector | None
-    ) -> tuple[Tensor, Tensor]:
-        """Target logits `[R, Q, V]`, and which rows `[R, Q]` count."""
+        self,
+        chunk: Tensor,
+        draft: Draft | None,
+        allowed: Tensor,
+        collector: ScoreCollector | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """How many drafts stand, what follows them, and which rows have no usable logits: `[R]`."""
         batch = self.batch
         offset = torch.arange(chunk.shape[1], device=self.device)
         positions = batch.lengths[:, None] + offset
@@ -264,7 +370,23 @@ class Engine:
             collector,
             self.phases,
         )
-        return self.forward(chunk, positions, attention), rows
+        positions = self.within(positions)
+        if self.sampling.greedy:
+            best, bad = self.compute.best(chunk, positions, attention)
+            accepted, following = accept_greedy(best, draft, allowed)
+            return accepted, following, (bad & rows).any(1)
+        logits = self.compute.logits(self.compute.hidden(chunk, positions, attention))
+        with self.phases("sampling"):
+            accepted, following = accept_chain(
+                logits,
+                draft,
+                allowed,
+                self.sampling,
+                batch.request,
+                batch.lengths,
+                self.compute.probabilities,
+            )
+        return accepted, following, (invalid(logits) & rows).any(1)
 
     def _chunks(
         self, row: int, token_ids: list[int], method: EngineMethod | None
@@ -291,17 +413,6 @@ class Engine:
                 self.scale,
                 collector,
                 self.phases,
+                length=end,
             )
-            yield self.model(tokens, positions, attention)
-
-    def _to_host(self, committed: Committed, drafted: Tensor, bad: Tensor) -> StepResult:
-        columns = [committed.count, committed.accepted, drafted, committed.ended, bad]
-        packed = torch.cat([torch.stack([c.long() for c in columns], 1), committed.tokens], 1)
-        rows = packed.tolist()
-        return StepResult(
-            tokens=[row[5 : 5 + row[0]] for row in rows],
-            accepted=[row[1] for row in rows],
-            drafted=[row[2] for row in rows],
-            ended=[bool(row[3]) for row in rows],
-            invalid=[bool(row[4]) for row in rows],
-        )
+            yield self.compute.hidden(tokens, positions, attention)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from specbench.engine.kv_cache import KVCache
@@ -9,6 +10,7 @@ from specbench.engine.phases import Phases
 from specbench.kernels.paged_attention.reference import (
     Collect,
     collect_scores,
+    log_sum_exp,
     paged_attention,
     write_kv,
 )
@@ -27,11 +29,16 @@ class ScoreCollector:
         `[layers, R, S, L]` for the forward's requests.
     ranked : Tensor
         `[R]`, entries that are candidates, from the first.
+    norm : Tensor, optional
+        `[layers, R, c, H]`, by which a verification's weights are normalised in place of their own
+        log-sum-exp, which it leaves there; a prompt's weights are exact, and its last row's
+        log-sum-exp is left for all.
     """
 
     collect: Collect
     scores: Tensor
     ranked: Tensor
+    norm: Tensor | None = None
 
 
 class FullAttention:
@@ -46,6 +53,8 @@ class FullAttention:
     collector : ScoreCollector or None
     phases : Phases
         The collection's time goes to "selection".
+    length : int, optional
+        `kv_lens` of the only request, where the host knows it: of a prompt's chunk.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class FullAttention:
         scale: float,
         collector: ScoreCollector | None,
         phases: Phases,
+        length: int | None = None,
     ) -> None:
         self.cache = cache
         self.block_table = block_table
@@ -67,6 +77,7 @@ class FullAttention:
         self.scale = scale
         self.collector = collector
         self.phases = phases
+        self.length = length
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.layer(layer)
@@ -77,18 +88,27 @@ class FullAttention:
         )
         if self.collector is not None:
             with self.phases("selection"):
-                collect_scores(
-                    q,
-                    keys,
-                    self.block_table,
-                    self.kv_lens,
-                    self.q_lens,
-                    self.collector.ranked,
-                    self.scale,
-                    self.collector.collect,
-                    self.collector.scores[layer],
-                )
+                self._collect(layer, q, keys, self.collector)
         return out
+
+    def _collect(self, layer: int, q: Tensor, keys: Tensor, collector: ScoreCollector) -> None:
+        where = self.block_table, self.kv_lens
+        norm = None if collector.norm is None else collector.norm[layer]
+        prompt = self.length is not None
+        collect_scores(
+            q,
+            keys,
+            *where,
+            self.q_lens,
+            collector.ranked,
+            self.scale,
+            collector.collect,
+            collector.scores[layer],
+            None if prompt else norm,
+        )
+        if prompt and norm is not None:
+            one = torch.ones_like(self.q_lens)
+            norm.copy_(log_sum_exp(q[:, -1:], keys, *where, one, self.scale))
 
 
 class SparseAttention:

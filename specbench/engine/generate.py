@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specbench.engine.engine import Engine
+from specbench.engine.engine import Engine, StepResult
 from specbench.engine.phases import PHASES
 from specbench.errors import NumericalError
 from specbench.results.records import RequestTimes, StepTimes
@@ -142,7 +142,7 @@ def generate(
                 else:
                     running[row] = state
             if running:
-                yield from _step(engine, running, progress, segment)
+                yield from _decode(engine, running, progress, segment)
     finally:
         engine.release_all()
 
@@ -164,16 +164,46 @@ def _admit(
     return state, "length" if request.max_new_tokens == 1 else None
 
 
-def _step(
+def _decode(
     engine: Engine, running: dict[int, _Running], progress: Progress, segment: int
 ) -> Iterator[Generated]:
-    """One iteration with all of the host's work on the clock; then the requests that it ended."""
+    """Iterations until a request ends, with all of the host's work on the clock; then those ended.
+
+    Where the engine allows it the host is one iteration behind: it queues the next before it reads
+    the last. An iteration's time is then what lies between two readings.
+    """
+    ended: list[tuple[_Running, Literal["eos", "length"], float]] = []
     began = time.perf_counter()
-    result = engine.step()
-    rows = len(running)
+    engine.launch()
+    launched = 1
+    while launched:
+        if engine.overlaps and not ended:
+            engine.launch()
+            launched += 1
+        result = engine.collect()
+        launched -= 1
+        decoded = _read(engine, running, result, progress)
+        now = time.perf_counter()
+        for row, state in decoded:
+            state.step_s.append(now - began)
+            if result.ended[row]:
+                last = state.output_ids[-1]
+                ended.append((state, "eos" if last in engine.eos else "length", now))
+        began = now
+        if not launched and not ended:
+            engine.launch()
+            launched += 1
+    for state, reason, at in ended:
+        yield state.finish(reason, at, segment)
+
+
+def _read(
+    engine: Engine, running: dict[int, _Running], result: StepResult, progress: Progress
+) -> list[tuple[int, _Running]]:
+    """Note what an iteration did to each request that was in it; rows of ended ones are emptied."""
+    # the iteration that was queued when a request's end was not known yet leaves its row alone
+    decoded = [(row, state) for row, state in running.items() if result.tokens[row]]
     split = engine.phases.split()
-    ended: list[tuple[_Running, Literal["eos", "length"]]] = []
-    decoded = list(running.items())
     for row, state in decoded:
         if result.invalid[row]:
             raise _invalid_logits(state.request, f"step {len(state.step_s)}")
@@ -182,18 +212,13 @@ def _step(
         state.drafted.append(result.drafted[row])
         state.accepted.append(result.accepted[row])
         state.committed.append(len(tokens))
-        state.running.append(rows)
+        state.running.append(len(decoded))
         state.splits.append(split)
         progress.decoded(len(tokens))
         if result.ended[row]:
             engine.release(row)
             del running[row]
-            ended.append((state, "eos" if tokens[-1] in engine.eos else "length"))
-    now = time.perf_counter()
-    for _, state in decoded:
-        state.step_s.append(now - began)
-    for state, reason in ended:
-        yield state.finish(reason, now, segment)
+    return decoded
 
 
 def _invalid_logits(request: Request, where: str) -> NumericalError:

@@ -8,6 +8,8 @@ choose their KV by looking at discarded drafts.
 """
 
 from enum import IntEnum
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -45,12 +47,22 @@ def uniform(
     Tensor
         float64, of the broadcast shape.
     """
+    if request.is_cuda and _fused():
+        from specbench.kernels.head.uniform import uniform as fused
+
+        return fused(seed, request, start, offset, purpose)
     if isinstance(offset, int):
         # filled on the device: a copy from the host could not be captured
         offset = torch.full((), offset, dtype=torch.int64, device=request.device)
     c0, c1, c2 = torch.broadcast_tensors(start.long(), offset, request.long())
     high, low = philox((c0, c1, c2, torch.full_like(c0, purpose)), seed)[:2]
     return ((high >> 5).double() * 2.0**26 + (low >> 6).double()) * 2.0**-53
+
+
+@cache
+def _fused() -> bool:
+    """Whether the kernel can be had that gives the same bits in one launch."""
+    return find_spec("triton") is not None
 
 
 def philox(counter: tuple[Tensor, ...], seed: int) -> tuple[Tensor, ...]:

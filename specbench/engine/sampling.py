@@ -28,6 +28,10 @@ class Sampling:
         """Whether the choice is the arg-max."""
         return self.temperature == 0
 
+    def draws_like(self, other: "Sampling") -> bool:
+        """Whether the same code with the same numbers draws for both; the arg-max needs none."""
+        return self == other or (self.greedy and other.greedy)
+
 
 def argmax(logits: Tensor) -> Tensor:
     """The best token `[...]` of logits `[..., V]`; the lowest id among equals."""

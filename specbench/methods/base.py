@@ -120,6 +120,11 @@ class Method(ABC):
             raise UsageError(f"{cls.name}: {detail}") from error
 
     @classmethod
+    def in_all(cls, config: RunConfig) -> bool:
+        """Whether ``--method all`` includes this method: where `config` has all that it needs."""
+        return True
+
+    @classmethod
     def variants(cls) -> "dict[str, type[Method]]":
         """The classes that this method's arms are of, by the name that records carry."""
         return {cls.name: cls}
@@ -139,7 +144,15 @@ class EngineMethod(Method):
 
     `bind` once; `admit` for each request after its prefill; then `draft`, and after the
     verification `observe`, every iteration. All of a request's state lives in its row.
+
+    Attributes
+    ----------
+    capturable : bool
+        Whether `draft`, `collector` and `observe` can be captured in a CUDA graph: tensors of fixed
+        shape and place, no decision of the host.
     """
+
+    capturable: ClassVar[bool] = True
 
     def memory_bytes(
         self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
@@ -158,6 +171,10 @@ class EngineMethod(Method):
         """Allocate what the method needs for the engine's rows, layers and lengths."""
         vars(self).setdefault("_before_bind", frozenset(vars(self)))
         self.engine = engine
+
+    def is_bound_to(self, engine: "Engine") -> bool:
+        """Whether `bind` was last called with `engine`."""
+        return getattr(self, "engine", None) is engine
 
     def unbind(self) -> None:
         """Let go of the engine and of everything that `bind` allocated."""

@@ -5,14 +5,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specbench.engine.batch import slots_of
 from specbench.engine.engine import Engine
 from specbench.engine.model import Attention
 from specbench.methods.base import Draft
 
 
 def draft_chain(
-    engine: Engine, gamma: int, attention: Callable[[Tensor, Tensor], Attention]
+    engine: Engine, gamma: int, attention: Callable[[Tensor, Tensor, int], Attention]
 ) -> Draft:
     """Gamma tokens for every row, one forward each, their KV at lookahead positions of the cache.
 
@@ -22,19 +21,21 @@ def draft_chain(
     gamma : int
         At least 1.
     attention : callable
-        Called once a step with the position `[R, 1]` of the token that is fed, and with which rows
-        still draft, bool `[R, 1]`; returns what attends for it.
+        Called once a step with the position `[R, 1]` of the token that is fed, with which rows
+        still draft, bool `[R, 1]`, and with the step's number; returns what attends for it.
     """
     batch = engine.batch
     allowed = batch.allowed(gamma)
     token = batch.tokens
     tokens: list[Tensor] = []
     probs: list[Tensor] = []
+    # of all steps at once: each operation less is a launch less
+    steps = torch.arange(gamma, device=allowed.device)[:, None]
+    positions, drafting = (batch.lengths + steps)[..., None], (steps < allowed)[..., None]
+    fed = engine.within(positions)
     for step in range(gamma):
-        position = (batch.lengths + step)[:, None]
-        drafting = (step < allowed)[:, None]
-        logits = engine.forward(token[:, None], position, attention(position, drafting))
-        token, q = engine.pick(logits[:, 0], step)
+        attend = attention(positions[step], drafting[step], step)
+        token, q = engine.next_tokens(token, fed[step], attend, step)
         tokens.append(token)
         if q is not None:
             probs.append(q)
@@ -46,11 +47,3 @@ def share_of(length: Tensor, ratio: float, least: int) -> Tensor:
     # 0.07 * 100 is a little above 7 in floating point: not a reason to keep an eighth
     share = torch.ceil(ratio * length.double() - 1e-9).long()
     return torch.minimum(share.clamp(min=least), length)
-
-
-def slots_of_sets(block_table: Tensor, positions: Tensor) -> Tensor:
-    """Cache slots of positions `[layers, R, S, K]`, of the same shape; -1 stays -1."""
-    layers, rows, sets, width = positions.shape
-    flat = positions.permute(1, 0, 2, 3).reshape(rows, -1)
-    slots = torch.where(flat >= 0, slots_of(block_table, flat.clamp(min=0)), -1)
-    return slots.view(rows, layers, sets, width).permute(1, 0, 2, 3)

@@ -6,14 +6,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specbench.config import Queries, Score, Share
-from specbench.engine.batch import Batch
+from specbench.config import Normaliser, Queries, Score, Share
+from specbench.engine.batch import Batch, slots_of
 from specbench.engine.forward import ScoreCollector, SparseAttention
 from specbench.engine.random import Purpose, uniform
 from specbench.kernels.paged_attention.reference import Collect
-from specbench.kernels.selection.reference import select
 from specbench.methods.base import Draft, EngineMethod, Parameters, Tunable
-from specbench.methods.self_speculation import draft_chain, share_of, slots_of_sets
+from specbench.methods.self_speculation import draft_chain, share_of
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
@@ -32,8 +31,20 @@ class VegasParameters(Parameters):
     )
     queries: Queries = Field("first+last", description="Verify rows whose scores are summed.")
     share: Share = Field("head", description="One set a KV head, or one a layer.")
+    normaliser: Normaliser = Field(
+        "exact",
+        description="Divide weights by their own sum, or by that of the verification before.",
+    )
     sinks: int = Field(0, ge=0, description="First tokens that are always kept.")
     window: int = Field(0, ge=0, description="Last ranked tokens that are always kept.")
+
+    @model_validator(mode="after")
+    def _only_weights_are_divided(self) -> Self:
+        if self.normaliser == "previous" and self.score != "weight":
+            raise ValueError(
+                f"normaliser previous is of the score weight; {self.score} has none: leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _forced_entries_fit(self) -> Self:
@@ -88,7 +99,8 @@ class Vegas(EngineMethod):
         entry = 4 * (2 + (p.sinks + p.window > 0) + 24 * (p.score == "random"))
         # int64 slots; then best values, indices, masked indices and the slots' parts
         chosen = 8 + 4 + 7 * 8
-        return model.num_layers * rows * sets * (entry * max_len + chosen * width)
+        norms = model.num_layers * rows * self._voters() * model.num_heads * 4
+        return model.num_layers * rows * sets * (entry * max_len + chosen * width) + norms
 
     def bind(self, engine: "Engine") -> None:
         """Allocate scores `[layers, R, S, L]` and selected slots `[layers, R, S, K]`."""
@@ -98,7 +110,13 @@ class Vegas(EngineMethod):
         self.width = int(self._keep(torch.tensor(engine.max_len)))
         shape = config.num_layers, engine.batch.rows, self._sets(config)
         self.scores = torch.full((*shape, engine.max_len), -torch.inf, device=engine.device)
-        self.selected = torch.full((*shape, self.width), -1, device=engine.device)
+        self.selected = torch.full(
+            (*shape, self.width), -1, dtype=torch.int32, device=engine.device
+        )
+        self.norm = None
+        if p.normaliser == "previous":
+            norms = config.num_layers, engine.batch.rows, self._voters(), config.num_heads
+            self.norm = torch.zeros(norms, dtype=self.scores.dtype, device=engine.device)
         self.ranked = torch.zeros(engine.batch.rows, dtype=torch.int64, device=engine.device)
 
     def draft(self, batch: Batch) -> Draft | None:
@@ -106,14 +124,22 @@ class Vegas(EngineMethod):
         gamma = self.gamma
         if gamma == 0:
             return None
-        reach = self.ranked[:, None] + torch.arange(2 * gamma + 1, device=self.ranked.device)
+        offset = torch.arange(2 * gamma + 1, device=self.ranked.device)
+        reach = self.ranked[:, None] + offset
+        slots, position = slots_of(batch.block_table, reach), batch.lengths[:, None]
+        steps = offset[:gamma]
+        drafting = steps < batch.allowed(gamma)[:, None]
+        own = batch.slots(position + steps, drafting).T.contiguous()[..., None]
+        # `[gamma, R, T]`: a step reads what lies behind the ranked prefix, up to its own token
+        read = (reach <= position + steps[:, None, None]) & drafting.T[..., None]
+        tails = torch.where(read, slots, -1)
 
-        def attention(position: Tensor, drafting: Tensor) -> SparseAttention:
+        def attention(_position: Tensor, _drafting: Tensor, step: int) -> SparseAttention:
             return SparseAttention(
                 self.engine.cache,
                 self.selected,
-                batch.slots(reach, (reach <= position) & drafting),
-                batch.slots(position, drafting),
+                tails[step],
+                own[step],
                 self.engine.scale,
             )
 
@@ -127,7 +153,7 @@ class Vegas(EngineMethod):
         self.ranked.copy_(ranked)
         if self.collect is None:
             return None
-        return ScoreCollector(self.collect, self.scores, ranked)
+        return ScoreCollector(self.collect, self.scores, ranked, self.norm)
 
     def prefill_collector(
         self, row: int, begin: int, end: int, length: int
@@ -137,7 +163,9 @@ class Vegas(EngineMethod):
             return None
         collect = Collect(self.collect.score, "last", self.collect.share)
         ranked = torch.tensor([length], device=self.ranked.device)
-        return ScoreCollector(collect, self.scores[:, row : row + 1], ranked)
+        one = slice(row, row + 1)
+        norm = None if self.norm is None else self.norm[:, one]
+        return ScoreCollector(collect, self.scores[:, one], ranked, norm)
 
     def admit(self, row: int, batch: Batch) -> None:
         """First selection, from the prefill's last row."""
@@ -155,10 +183,16 @@ class Vegas(EngineMethod):
         p, ranked = self.parameters, self.ranked[rows]
         if self.collect is None:
             self._score_at_random(batch, rows)
-        best = select(
-            self.scores[:, rows], ranked, self._keep(ranked), self.width, p.sinks, p.window
+        self.engine.compute.select_slots(
+            self.scores[:, rows],
+            ranked,
+            self._keep(ranked),
+            batch,
+            rows,
+            self.selected[:, rows],
+            p.sinks,
+            p.window,
         )
-        self.selected[:, rows] = slots_of_sets(batch.block_table[rows], best)
 
     def _score_at_random(self, batch: Batch, rows: slice) -> None:
         """The control: sets of the same size that nothing was learnt for."""
@@ -173,6 +207,10 @@ class Vegas(EngineMethod):
         )
         shaped = numbers.view(requests, layers, sets, length).transpose(0, 1)
         self.scores[:, rows] = shaped.to(self.scores.dtype)
+
+    def _voters(self) -> int:
+        """Rows of a verification whose scores are summed, at most."""
+        return {"first+last": 2, "last": 1, "all": self.gamma + 1}[self.parameters.queries]
 
     def _sets(self, model: "ModelConfig") -> int:
         return model.num_kv_heads if self.parameters.share == "head" else 1

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from specbench.bench.run import INTERRUPTED, run_benchmark
 from specbench.config import build_config
-from specbench.engine import acceptance, engine
+from specbench.engine import acceptance, compute
 from specbench.errors import OutOfMemoryError, UsageError
 from tests.support.folder import write_model, write_prompts
 
@@ -152,18 +152,18 @@ def test_sampled_runs_say_that_they_are_unchecked(
 def test_a_nan_is_an_error_that_names_request_and_step(
     tmp_path: Path, model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = engine.Engine._verify
+    real = compute.ReferenceCompute.logits
     calls = []
 
-    def poisoned(self: Any, chunk: Any, allowed: Any, collector: Any) -> Any:
-        logits, rows = forward(self, chunk, allowed, collector)
-        if collector is not None:
+    def poisoned(self: Any, hidden: Any) -> Any:
+        logits = real(self, hidden)
+        if hidden.dim() == 3 and hidden.shape[1] > 1:  # a verification of drafts
             calls.append(1)
             if len(calls) > 6:
                 logits[0, 0, 0] = float("nan")
-        return logits, rows
+        return logits
 
-    monkeypatch.setattr(engine.Engine, "_verify", poisoned)
+    monkeypatch.setattr(compute.ReferenceCompute, "logits", poisoned)
     status, printed = run(tmp_path / "out", model, prompts, repeats=1)
     assert status == 3
     records = {r["arm"]: r for r in lines(tmp_path / "out" / "arms.jsonl")}

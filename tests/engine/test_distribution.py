@@ -13,7 +13,7 @@ from specbench.engine.model import Transformer
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling, draw, probabilities
 from specbench.methods.base import Draft, EngineMethod
-from tests.support.tiny import decode, lookup, magicdec, prompts, tiny_model, vegas
+from tests.support.tiny import decode, longspec, lookup, magicdec, prompts, tiny_model, vegas
 
 SAMPLING = Sampling(temperature=0.5, top_p=0.95, top_k=5, seed=3)
 DRAWS = 60_000
@@ -160,6 +160,11 @@ def test_lookup_commits_the_targets_distribution(gamma: int) -> None:
     check_engine(gamma, lambda gamma: lookup(gamma=gamma, ngram_min=1))
 
 
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_longspec_commits_the_targets_distribution(gamma: int) -> None:
+    check_engine(gamma, lambda gamma: longspec(gamma=gamma))
+
+
 @pytest.mark.parametrize("variant", ["stream", "snapkv", "quest"])
 def test_magicdec_commits_the_targets_distribution(variant: str) -> None:
     check_engine(3, lambda gamma: magicdec(variant, gamma=gamma), rounds=16, length=40)
@@ -191,11 +196,12 @@ def check_committed_kv(make: Callable[[int], EngineMethod] = sparse_vegas) -> No
         torch.testing.assert_close(read[0], read[1], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", ["vegas", "lookup", "stream", "snapkv", "quest"])
+@pytest.mark.parametrize("method", ["vegas", "lookup", "longspec", "stream", "snapkv", "quest"])
 def test_committed_kv_equals_a_fresh_prefill(method: str) -> None:
     others: dict[str, Callable[[int], EngineMethod]] = {
         "vegas": sparse_vegas,
         "lookup": lambda gamma: lookup(gamma=gamma, ngram_min=1),
+        "longspec": lambda gamma: longspec(gamma=gamma),
     }
     check_committed_kv(others.get(method, lambda gamma: magicdec(method, gamma=gamma)))
 
@@ -207,12 +213,12 @@ def resample_from_p(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def untempered_q(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutant: drafts are drawn as they should, but q is stated without temperature and cuts."""
-    pick = Engine.pick
+    pick = Engine._pick
 
-    def stated(self: Engine, logits: Tensor, offset: int) -> tuple[Tensor, Tensor | None]:
+    def stated(self: Engine, logits: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         return pick(self, logits, offset)[0], torch.softmax(logits, -1)
 
-    monkeypatch.setattr(Engine, "pick", stated)
+    monkeypatch.setattr(Engine, "_pick", stated)
 
 
 def first_draft_always_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

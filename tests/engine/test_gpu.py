@@ -4,14 +4,25 @@ import pytest
 import torch
 
 from specbench.engine.engine import Engine
+from specbench.engine.probe import probe
 from specbench.engine.sampling import Sampling
-from tests.support.tiny import autoregressive, decode, lookup, magicdec, prompts, tiny_model, vegas
+from tests.support.tiny import (
+    autoregressive,
+    decode,
+    longspec,
+    lookup,
+    magicdec,
+    prompts,
+    tiny_model,
+    vegas,
+)
 
 pytestmark = pytest.mark.gpu
 
 SPECULATIVE = {
     "vegas": vegas(gamma=4),
     "lookup": lookup(ngram_min=1),
+    "longspec": longspec(),
     **{variant: magicdec(variant) for variant in ("stream", "snapkv", "quest")},
 }
 
@@ -39,3 +50,22 @@ def test_sampled_tokens_are_those_of_the_cpu(method: object) -> None:
     sampling = Sampling(0.8, 0.95, 20, seed=5)
     cuda = tokens("cuda", method, torch.float64, sampling)
     assert cuda == tokens("cpu", method, torch.float64, sampling)
+
+
+def test_the_probe_splits_an_iteration() -> None:
+    model = tiny_model(9, torch.bfloat16, 2048).to("cuda")
+    engine = Engine(model, rows=3, max_len=2048)
+    method = vegas(gamma=4)
+    engine.use(method, Sampling())
+    for row, ids in enumerate(prompts(9, [300, 500, 700])):
+        engine.admit(row, row, ids, 1200)
+    found = probe(engine, turns=3)
+    assert 0 < found.frozen < 10 * found.iteration
+    for part in (found.split, found.frozen_split):
+        assert part.phases["draft"] > part.phases["sampling"] > 0
+        kernels = sum(part.phases.values()) + part.other
+        assert part.total == pytest.approx(kernels + part.gaps)
+        assert sum(part.by_kernel.values()) == pytest.approx(kernels)
+    assert found.split.phases["selection"] > 0
+    assert found.frozen_split.phases["selection"] == 0
+    engine.release_all()

@@ -14,6 +14,7 @@ from specbench.methods.base import EngineMethod
 from tests.support.tiny import (
     autoregressive,
     decode,
+    longspec,
     lookup,
     magicdec,
     prompts,
@@ -32,6 +33,7 @@ VARIANTS = ["stream", "snapkv", "quest"]
 SOME = {
     "vegas": vegas(gamma=7),
     "lookup": lookup(gamma=7, ngram_min=1),
+    "longspec": longspec(gamma=7),
     **{variant: magicdec(variant, gamma=7) for variant in VARIANTS},
 }
 
@@ -44,11 +46,16 @@ def with_eos(model: Transformer, eos: tuple[int, ...]) -> Transformer:
 
 def any_vegas(data: st.DataObject) -> EngineMethod:
     """Vegas with settings of any kind."""
+    score = data.draw(st.sampled_from(["weight", "logit"]), label="score")
     return vegas(
         gamma=data.draw(st.integers(0, 7), label="gamma"),
         kept_ratio=data.draw(st.sampled_from([0.01, 0.1, 0.5, 1.0]), label="ratio"),
         min_tokens=data.draw(st.integers(3, 9), label="min_tokens"),
-        score=data.draw(st.sampled_from(["weight", "logit"]), label="score"),
+        score=score,
+        normaliser=data.draw(
+            st.sampled_from(["exact", "previous"] if score == "weight" else ["exact"]),
+            label="normaliser",
+        ),
         queries=data.draw(st.sampled_from(["first+last", "last", "all"]), label="queries"),
         share=data.draw(st.sampled_from(["head", "layer"]), label="share"),
         sinks=data.draw(st.integers(0, 2), label="sinks"),
@@ -64,6 +71,13 @@ def any_lookup(data: st.DataObject) -> EngineMethod:
         ngram_min=low,
         ngram_max=data.draw(st.integers(low, 5), label="ngram_max"),
     )
+
+
+def any_longspec(data: st.DataObject) -> EngineMethod:
+    """LongSpec, its window longer than the prompts, or hardly longer than its chain."""
+    gamma = data.draw(st.integers(0, 7), label="gamma")
+    extra = data.draw(st.sampled_from([1, 2, 5, 60]), label="window beyond gamma")
+    return longspec(window=gamma + extra, gamma=gamma)
 
 
 def any_magicdec(data: st.DataObject, variant: str) -> EngineMethod:
@@ -131,6 +145,12 @@ def test_vegas_equals_autoregressive_on_random_models(data: st.DataObject) -> No
 @given(data=st.data())
 def test_lookup_equals_autoregressive_on_random_models(data: st.DataObject) -> None:
     check_random_model(data, any_lookup)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_longspec_equals_autoregressive_on_random_models(data: st.DataObject) -> None:
+    check_random_model(data, any_longspec)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -57,16 +57,20 @@ def step(rows: int) -> None:
     norm.add_rms_norm(x, half(rows, HIDDEN), weight, 1e-6, norm.NormLaunch(4, True))
     qkv.rope_write_kv(half(rows, WIDTH), half(WIDTH), None, *place, qkv.RopeLaunch(1, 1, True))
     launch = dependent(project.choose(rows, HEADS + 2 * KV_HEADS, DIM, HIDDEN, sms))
-    weights = half(WIDTH, HIDDEN), half(WIDTH), weight, None
-    project.project_rope_write_kv(x, *weights, *place, launch=launch)
+    begun = norm.prenorm(x, weight, launch=norm.NormLaunch(4, True))
+    project.project_rope_write_kv(
+        begun, half(WIDTH, HIDDEN), half(WIDTH), None, *place, launch=launch
+    )
     launch = dependent(plan.choose(rows, HIDDEN, INNER, sms))
     residual = half(rows, HIDDEN)
-    linear.linear_small(half(rows, INNER), half(HIDDEN, INNER), residual=residual, launch=launch)
+    begun = linear.linear_prenorm(
+        half(rows, INNER), half(HIDDEN, INNER), norm=weight, residual=residual, launch=launch
+    )
     launch = dependent(mlp.choose(rows, INNER, sms))
-    mlp.gate_up_small(x, half(2 * INNER, HIDDEN), norm=weight, eps=1e-6, launch=launch)
+    mlp.gate_up_small(begun, half(2 * INNER, HIDDEN), eps=1e-6, launch=launch)
     mlp.silu_mul(half(rows, 2 * INNER), mlp.SiluLaunch(pdl=True))
     launch = replace(head.TABLE[16], pdl=True)
-    head.head_argmax(x, half(VOCAB, HIDDEN), norm=weight, eps=1e-6, launch=launch)
+    head.head_argmax(begun, half(VOCAB, HIDDEN), eps=1e-6, launch=launch)
     u = uniform.uniform(2**64 - 1, index, index, 0, Purpose.DRAFT)
     launch = sample.SampleLaunch(pdl=True)
     sample.sample(half(rows, VOCAB), Sampling(0.8, 0.9, 20), u, launch)

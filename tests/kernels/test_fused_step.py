@@ -14,8 +14,9 @@ from tests.support.tiny import tiny_model
 pytest.importorskip("triton")
 from specbench.kernels.head.triton import head_argmax
 from specbench.kernels.launch import Scratch
-from specbench.kernels.linear.triton import linear_small
+from specbench.kernels.linear.triton import linear_prenorm
 from specbench.kernels.mlp.triton import gate_up_small
+from specbench.kernels.norm.triton import prenorm
 from specbench.kernels.qkv.project import project_rope_write_kv
 
 ROWS, LENGTH = 3, 5
@@ -54,17 +55,18 @@ def fused(model: Transformer, tokens: Tensor, cache: KVCache) -> tuple[Tensor, T
     positions = torch.full((ROWS,), LENGTH, device=DEVICE)
     slots = (torch.arange(ROWS, device=DEVICE) + 1) * PAGE_SIZE + LENGTH
     x = torch.nn.functional.embedding(tokens, model.embed)
-    for index, layer in enumerate(model.layers):
-        weights = layer.qkv, layer.qkv_bias, layer.attn_norm, layer.qk_norm
+    onto = {"residual": x, "scratch": scratch}
+    h = prenorm(x, model.layers[0].attn_norm)
+    norms = [layer.attn_norm for layer in model.layers[1:]] + [model.final_norm]
+    for index, (layer, norm) in enumerate(zip(model.layers, norms, strict=True)):
+        weights = layer.qkv, layer.qkv_bias, layer.qk_norm
         place = model.cos, model.signed_sin, positions, slots, *cache.layer(index), eps
-        q = project_rope_write_kv(x, *weights, *place, scratch=scratch)
+        q = project_rope_write_kv(h, *weights, *place, scratch=scratch)
         out = attend(cache, index, q).flatten(1)
-        linear_small(out, layer.o, layer.o_bias, residual=x, scratch=scratch)
-        norm = {"norm": layer.mlp_norm, "eps": eps}
-        h = gate_up_small(x, layer.gate_up, layer.gate_up_bias, **norm)
-        linear_small(h, layer.down, layer.down_bias, residual=x, scratch=scratch)
-    norm = {"norm": model.final_norm, "eps": eps}
-    token, bad = head_argmax(x, model.head, **norm, scratch=scratch)
+        h = linear_prenorm(out, layer.o, layer.o_bias, norm=layer.mlp_norm, **onto)
+        gated = gate_up_small(h, layer.gate_up, layer.gate_up_bias, eps=eps)
+        h = linear_prenorm(gated, layer.down, layer.down_bias, norm=norm, **onto)
+    token, bad = head_argmax(h, model.head, eps=eps, scratch=scratch)
     assert not bad.any()
     assert (scratch.counters == 0).all()
     return x, token

@@ -10,7 +10,9 @@ from tests.support.buffers import DEVICE, KERNEL_DTYPES, as_accurate, close, inp
 pytest.importorskip("triton")
 from specbench.kernels.launch import Scratch
 from specbench.kernels.linear.plan import LinearLaunch, choose, scratch_size, shares
-from specbench.kernels.linear.triton import linear_small
+from specbench.kernels.linear.triton import linear_prenorm, linear_small
+from specbench.kernels.norm.reference import Prenormed
+from specbench.kernels.norm.triton import prenorm
 
 EPS = 2.0
 WHOLE, SPLIT, ODD = LinearLaunch(16, 64), LinearLaunch(32, 32, 3), LinearLaunch(64, 16, 100)
@@ -45,14 +47,36 @@ def test_equals_the_reference(
     x, weight, bias, norm, residual = operands(rows, inner, outputs, dtype)
     close(linear_small(x, weight, launch=launch), reference.linear_small(x, weight))
     expected, exact = residual.clone(), residual.double()
-    reference.linear_small(x, weight, bias, norm=norm, eps=EPS, residual=expected)
-    doubles = (t.double() for t in (x, weight, bias))
-    reference.linear_small(*doubles, norm=norm.double(), eps=EPS, residual=exact)
+    x = prenorm(x, norm)
+    reference.linear_small(x, weight, bias, eps=EPS, residual=expected)
+    doubles = Prenormed(x.rows.double(), x.squares.double()), weight.double(), bias.double()
+    reference.linear_small(*doubles, eps=EPS, residual=exact)
     surroundings = residual.as_strided((rows, outputs + 16), (outputs + 16, 1))[:, outputs:]
-    found = linear_small(x, weight, bias, norm=norm, eps=EPS, residual=residual, launch=launch)
+    found = linear_small(x, weight, bias, eps=EPS, residual=residual, launch=launch)
     assert found is residual
     as_accurate(found, expected, exact)
     assert surroundings.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+@pytest.mark.parametrize("launch", [WHOLE, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize(("rows", "inner", "outputs"), [(1, 96, 40), (17, 64, 100)])
+def test_a_norm_begun_here_and_ended_in_the_next_product(
+    rows: int, inner: int, outputs: int, launch: LinearLaunch, dtype: torch.dtype
+) -> None:
+    x, weight, bias, _, residual = operands(rows, inner, outputs, dtype)
+    norm, onto = inputs(6, outputs, dtype=dtype), inputs(7, 24, outputs, dtype=dtype)
+    stream = linear_small(x, weight, bias, residual=residual.clone(), launch=launch)
+    begun = linear_prenorm(x, weight, bias, norm=norm, residual=residual, launch=launch)
+    assert torch.equal(residual, stream)
+    assert begun.squares.shape == (-(-outputs // launch.block_n), rows)
+    expected = reference.prenorm(stream, norm)
+    close(begun.rows, expected.rows)
+    close(begun.squares.sum(0), expected.squares[0])
+    whole = torch.nn.functional.rms_norm(stream.double(), (outputs,), norm.double(), EPS)
+    exact = whole @ onto.double().T
+    rounded = reference.linear_small(expected, onto, eps=EPS)
+    as_accurate(linear_small(begun, onto, eps=EPS, launch=launch), rounded, exact)
 
 
 def test_half_types_round_the_projection_before_the_residual() -> None:
@@ -79,14 +103,14 @@ def test_the_order_of_a_sum_does_not_depend_on_who_comes_last() -> None:
 
 
 def test_scratch_is_reused_and_may_be_dirty() -> None:
-    x, weight, _, norm, _ = operands(3, 128, 70, torch.float32)
+    x, weight, *_ = operands(3, 128, 70, torch.float32)
     launch = LinearLaunch(16, 16, 4)
     scratch = Scratch.make(DEVICE, *scratch_size(3, 70, 128, launch))
     scratch.partial.fill_(torch.nan)
-    first = linear_small(x, weight, norm=norm, eps=EPS, launch=launch, scratch=scratch)
-    close(first, reference.linear_small(x, weight, norm=norm, eps=EPS))
+    first = linear_small(x, weight, launch=launch, scratch=scratch)
+    close(first, reference.linear_small(x, weight))
     assert (scratch.counters == 0).all()
-    again = linear_small(x, weight, norm=norm, eps=EPS, launch=launch, scratch=scratch)
+    again = linear_small(x, weight, launch=launch, scratch=scratch)
     assert torch.equal(again, first)
     small = Scratch.make(DEVICE, 8, 8)
     with pytest.raises(ValueError, match="needs scratch"):
@@ -96,7 +120,7 @@ def test_scratch_is_reused_and_may_be_dirty() -> None:
 def test_a_bad_row_stays_alone() -> None:
     x, weight, _, norm, _ = operands(3, 64, 32, torch.float32)
     x[1, 5] = torch.nan
-    out = linear_small(x, weight, norm=norm, eps=EPS, launch=LinearLaunch(16, 16, 2))
+    out = linear_small(prenorm(x, norm), weight, eps=EPS, launch=LinearLaunch(16, 16, 2))
     assert out.isnan().all(1).tolist() == [False, True, False]
     assert out[[0, 2]].isfinite().all()
 
@@ -123,4 +147,4 @@ def test_wrong_inputs() -> None:
     with pytest.raises(ValueError, match="adjacent"):
         linear_small(x, weight[:, :16].T[:3].expand(3, 16).T.repeat(2, 1).T)
     with pytest.raises(ValueError, match="float16"):
-        linear_small(x.half(), weight.half(), norm=x[0].half())
+        linear_small(prenorm(x.half(), x[0].half()), weight.half())

@@ -10,6 +10,8 @@ from tests.support.buffers import DEVICE, KERNEL_DTYPES, as_accurate, close, inp
 pytest.importorskip("triton")
 from specbench.kernels.linear.plan import LinearLaunch
 from specbench.kernels.mlp.triton import SiluLaunch, choose, gate_up_small, silu_mul
+from specbench.kernels.norm.reference import Prenormed
+from specbench.kernels.norm.triton import prenorm
 
 EPS = 0.5
 
@@ -43,7 +45,7 @@ def test_bad_rows_stay_alone() -> None:
     x, weight = inputs(2, 3, 20, dtype=torch.float32), inputs(3, 40, 20, dtype=torch.float32)
     x[1, 2] = torch.nan
     norm = torch.ones(20, device=DEVICE)
-    out = gate_up_small(x, weight, norm=norm, eps=EPS)
+    out = gate_up_small(prenorm(x, norm), weight, eps=EPS)
     assert out.isnan().all(1).tolist() == [False, True, False]
     assert out[[0, 2]].isfinite().all()
 
@@ -60,10 +62,11 @@ def test_the_fused_projection_equals_the_reference(
     plain = gate_up_small(x, weight, launch=launch)
     exact = reference.gate_up_small(x.double(), weight.double())
     as_accurate(plain, reference.gate_up_small(x, weight), exact)
-    found = gate_up_small(x, weight, bias, norm=norm, eps=EPS, launch=launch)
-    doubles = (t.double() for t in (x, weight, bias))
-    exact = reference.gate_up_small(*doubles, norm=norm.double(), eps=EPS)
-    expected = reference.gate_up_small(x, weight, bias, norm=norm, eps=EPS)
+    x = prenorm(x, norm)
+    found = gate_up_small(x, weight, bias, eps=EPS, launch=launch)
+    doubles = Prenormed(x.rows.double(), x.squares.double()), weight.double(), bias.double()
+    exact = reference.gate_up_small(*doubles, eps=EPS)
+    expected = reference.gate_up_small(x, weight, bias, eps=EPS)
     as_accurate(found, expected, exact)
 
 
@@ -80,15 +83,10 @@ def test_half_types_are_rounded_where_the_model_rounds_them() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_reference_is_the_models_code(dtype: torch.dtype) -> None:
-    x, weight, norm = (
-        inputs(1, 5, 32, dtype=dtype),
-        inputs(2, 96, 32, dtype=dtype),
-        inputs(3, 32, dtype=dtype),
-    )
-    h = F.rms_norm(x, (32,), norm, EPS)
-    gate, up = F.linear(h, weight).chunk(2, -1)
+    x, weight = inputs(1, 5, 32, dtype=dtype), inputs(2, 96, 32, dtype=dtype)
+    gate, up = F.linear(x, weight).chunk(2, -1)
     expected = F.silu(gate).mul_(up)
-    assert torch.equal(reference.gate_up_small(x, weight, norm=norm, eps=EPS), expected)
+    assert torch.equal(reference.gate_up_small(x, weight), expected)
 
 
 def test_wrong_inputs() -> None:

@@ -8,7 +8,7 @@ from specbench.kernels.norm import reference
 from tests.support.buffers import DEVICE, KERNEL_DTYPES, close, inputs, poison_empty
 
 pytest.importorskip("triton")
-from specbench.kernels.norm.triton import NormLaunch, add_rms_norm, rms_norm
+from specbench.kernels.norm.triton import NormLaunch, add_rms_norm, prenorm, rms_norm
 
 EPS = 0.1
 
@@ -28,6 +28,20 @@ def test_equals_the_reference(rows: int, hidden: int, dtype: torch.dtype) -> Non
     expected = reference.add_rms_norm(stream, delta, weight, EPS)
     close(add_rms_norm(x, delta, weight, EPS), expected)
     assert torch.equal(x, stream)
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 896), (3, 100), (17, 64)])
+def test_a_norm_that_is_only_begun(rows: int, hidden: int, dtype: torch.dtype) -> None:
+    x, delta = (inputs(seed, rows, hidden, dtype=dtype) for seed in (1, 2))
+    weight = inputs(3, hidden, dtype=dtype)
+    stream = x.clone()
+    expected = reference.prenorm(stream, weight, delta)
+    begun = prenorm(x, weight, delta)
+    assert torch.equal(x, stream)
+    close(begun.rows, expected.rows)
+    close(begun.squares, expected.squares)
+    close((begun.rows * begun.root(EPS)).to(dtype), reference.rms_norm(stream, weight, EPS))
 
 
 @pytest.mark.parametrize("dtype", [*KERNEL_DTYPES, torch.float64])

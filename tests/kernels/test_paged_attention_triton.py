@@ -277,6 +277,19 @@ def test_weights_in_one_pass(queries: Queries, share: Share) -> None:
             expected = expected.sum(0, keepdim=True)
         assert_near(scores[row, :, :ranked].cpu(), expected, torch.float32)
         assert (scores[row, :, ranked:] == 5).all()
+        again, own = before[row : row + 1].clone(), scores[row : row + 1].clone()
+        reference.collect_scores(
+            q[row : row + 1],
+            kv.k_cache,
+            kv.block_table[row : row + 1],
+            *(x[row : row + 1] for x in (*lengths, lens(*RANKED))),
+            SCALE,
+            collect,
+            own,
+            again,
+        )
+        assert_near(own[0, :, :ranked].cpu(), expected, torch.float32)
+        assert_near(norm[row].cpu(), again[0].cpu().double(), torch.float32)
         # a single row is both the first and the last
         replaced = [0, 0] if queries == "first+last" and rows == 1 else chosen
         assert torch.equal(norm[row, : len(replaced)], lse[row, replaced])

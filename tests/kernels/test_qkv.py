@@ -22,6 +22,8 @@ from tests.support.tiny import tiny_config, tiny_model
 pytest.importorskip("triton")
 from specbench.kernels.launch import Scratch
 from specbench.kernels.linear.plan import LinearLaunch
+from specbench.kernels.norm.reference import Prenormed
+from specbench.kernels.norm.triton import prenorm
 from specbench.kernels.qkv.project import choose, project_rope_write_kv
 from specbench.kernels.qkv.triton import RopeLaunch, rope_write_kv
 
@@ -123,14 +125,18 @@ def test_with_the_projection_in_front(
     mine, theirs, exact = (caches(8, 5, kv_heads, dim, d) for d in (dtype, dtype, torch.float64))
     common = *tables(dim), positions, slots
     launch = LinearLaunch(1 << (dim - 1).bit_length(), 16, splits)
-    weights = weight, bias, norm, qk_norm
+    weights = weight, bias, qk_norm
+    wide: Tensor | Prenormed = x.double()
+    if norm is not None:
+        x = prenorm(x, norm)
+        wide = Prenormed(x.rows.double(), x.squares.double())
     q = project_rope_write_kv(x, *weights, *common, mine.k_cache, mine.v_cache, EPS, launch=launch)
     expected = reference.project_rope_write_kv(
         x, *weights, *common, theirs.k_cache, theirs.v_cache, EPS
     )
     doubles = (None if w is None else w.double() for w in weights)
     truth = reference.project_rope_write_kv(
-        x.double(), *doubles, *common, exact.k_cache, exact.v_cache, EPS
+        wide, *doubles, *common, exact.k_cache, exact.v_cache, EPS
     )
     as_accurate(q, expected, truth)
     kept = slots[slots >= 0]
@@ -145,7 +151,7 @@ def test_projection_with_the_tables_launch_and_shared_scratch() -> None:
     assert launch == LinearLaunch(64, 128, 7, 4, 3)
     kv = caches(2, 4, 1, 8, torch.float32)
     x, weight = inputs(1, 2, 32, dtype=torch.float32), inputs(2, 48, 32, dtype=torch.float32)
-    common = None, x[0], None, *tables(8), *places(2), kv.k_cache, kv.v_cache, EPS
+    common = None, None, *tables(8), *places(2), kv.k_cache, kv.v_cache, EPS
     scratch = Scratch.make(DEVICE, 2000, 6)
     scratch.partial.fill_(torch.nan)
     first = project_rope_write_kv(x, weight, *common, scratch=scratch)

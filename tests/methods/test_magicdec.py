@@ -317,12 +317,12 @@ def test_nothing_is_decided_by_the_host(variant: str, monkeypatch: pytest.Monkey
         engine.admit(row, row, ids, 20)
     query = torch.zeros(3, 1, 4, 8, dtype=engine.dtype)
 
-    def forward(tokens: torch.Tensor, positions: torch.Tensor, attention: object) -> torch.Tensor:
+    def best(tokens: torch.Tensor, positions: torch.Tensor, attention: object) -> object:
         if isinstance(attention, QuestAttention):
             attention._select(1, query)
-        return torch.zeros(3, 1, 32, dtype=engine.dtype)
+        return torch.zeros_like(tokens), torch.zeros_like(tokens).bool()
 
-    monkeypatch.setattr(engine, "forward", forward)
+    monkeypatch.setattr(engine.compute, "best", best)
     with no_host_decisions():
         method.draft(engine.batch)
         method.observe(engine.batch)

@@ -72,6 +72,37 @@ def test_verification_ranks_the_prefix_up_to_its_first_row(score: str, queries: 
     assert chosen(method, engine, 0) == expected(engine, chunk, rows, 61, 7, score)
 
 
+@pytest.mark.parametrize("queries", ["first+last", "last", "all"])
+def test_weights_under_the_normaliser_of_the_verification_before(queries: str) -> None:
+    engine = Engine(tiny_model(2), rows=2, max_len=120)
+    method = vegas(queries=queries, normaliser="previous", gamma=3)
+    exact = vegas(queries=queries, gamma=3)
+    ids = prompts(2, [60])[0]
+    found = []
+    for used in (exact, method):
+        engine.use(used, GREEDY)
+        engine.admit(1, 0, ids, 30)
+        scores, norm = used.scores.clone(), None if used.norm is None else used.norm.clone()
+        engine.step()
+        found.append((scores, norm, used.scores.clone()))
+        engine.release_all()
+    (prompt, _, own), (same, seed, divided) = found
+    # the prompt's are exact, and its last row's sum stands for all that vote
+    assert torch.equal(prompt[:, 1], same[:, 1])
+    assert seed is not None
+    assert (seed[:, 1] == seed[:, 1, :1]).all()
+    assert (seed[:, 0] == 0).all()
+    # nothing but the divisor differs: of one voter a head, by a factor
+    assert method.norm is not None
+    if queries == "last":
+        factor = (method.norm[:, 1, 0] - seed[:, 1, 0]).exp().unflatten(1, (2, 2))
+        assert factor.min() < 0.999 or factor.max() > 1.001
+        ratio = divided[:, 1, :, :61] / own[:, 1, :, :61]
+        low, high = factor.amin(2)[..., None], factor.amax(2)[..., None]
+        assert ((ratio > low * 0.999) & (ratio < high * 1.001)).all()
+    assert not torch.equal(own[:, 1, :, :61], divided[:, 1, :, :61])
+
+
 def test_one_set_a_layer_is_the_best_of_all_heads() -> None:
     engine = Engine(tiny_model(3), rows=1, max_len=90)
     method = vegas(share="layer", kept_ratio=0.2, min_tokens=2)

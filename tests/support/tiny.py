@@ -11,6 +11,9 @@ from specbench.engine.model_config import ModelConfig
 from specbench.engine.sampling import Sampling
 from specbench.methods.autoregressive import Autoregressive
 from specbench.methods.base import EngineMethod
+from specbench.methods.longspec.block import DraftBlock
+from specbench.methods.longspec.config import DraftConfig
+from specbench.methods.longspec.method import LongSpec, LongSpecParameters
 from specbench.methods.lookup import Lookup, LookupParameters
 from specbench.methods.magicdec.method import MagicDec
 from specbench.methods.vegas import Vegas, VegasParameters
@@ -89,6 +92,34 @@ def magicdec(variant: str, **settings: object) -> MagicDec:
     method = MagicDec.variants()[f"magicdec-{variant}"]
     assert issubclass(method, MagicDec)
     return method(method.parameters_type(**values))
+
+
+class RandomLongSpec(LongSpec):
+    """LongSpec with a block of random weights that are as large as the tiny target's."""
+
+    window = 8
+
+    def load_block(self, engine: Engine) -> DraftBlock:
+        """A block whose biases and norms are random too."""
+        config = DraftConfig.of(engine.config, window=self.window)
+        return random_block(config, engine.dtype).to(engine.device)
+
+
+def random_block(config: DraftConfig, dtype: torch.dtype = torch.float64) -> DraftBlock:
+    """A block whose every weight matters."""
+    block = DraftBlock(config, dtype, "cpu")
+    generator = torch.Generator().manual_seed(1)
+    for name, weight in block.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        weight.copy_(noise * 0.35 + name.endswith("norm"))
+    return block
+
+
+def longspec(window: int = 8, **settings: object) -> LongSpec:
+    """LongSpec with a random block and a window shorter than the prompts."""
+    method = RandomLongSpec(LongSpecParameters(**({"draft_weights": "dummy"} | settings)))
+    method.window = window
+    return method
 
 
 def decode(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.bench.kernels.cases import Case, find_cases
 from specbench.bench.kernels.check import check
-from specbench.bench.kernels.peers import Peer, find_peer
 from specbench.bench.kernels.timing import copy_bandwidth, side_by_side
 from specbench.bench.kernels.workloads import COLLECTING, ONE_PASS, OURS, PEER, build
 from specbench.errors import DataError, UsageError
+from specbench.kernels.flash_attention import Peer, find_peer
 
 if TYPE_CHECKING:
     from rich.console import Console

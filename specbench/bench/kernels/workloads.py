@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from specbench.bench.kernels.cases import Case
 from specbench.bench.kernels.inputs import pool, randn, selected
-from specbench.bench.kernels.peers import Peer
 from specbench.bench.kernels.timing import Call
+from specbench.kernels.flash_attention import Peer
 
 OURS, COLLECTING, ONE_PASS, PEER = "ours", "collecting", "one_pass", "peer"
 _CACHES = 4  # pools together are this many times the L2 cache, so that none is found in it
@@ -65,8 +65,7 @@ def _verify(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
     collect = Collect()
     plain, collecting, normed = attention(None), attention(collect), attention(collect, True)
     # of the first and the last row, as the verification before left them
-    chosen = collect.rows(case.rows)
-    norm = torch.zeros(case.batch, len(chosen), case.heads, device=device)
+    norm = torch.zeros(case.batch, normed.collecting.rows, case.heads, device=device)
     common = q, keys, values, table, kv_lens, q_lens, scale
     calls: dict[str, Call] = {
         OURS: lambda: plain(*common, out=out),

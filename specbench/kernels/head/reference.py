@@ -1,24 +1,23 @@
 """The LM head and the choice of a token in plain torch, in the terms of `engine/sampling.py`."""
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.engine.sampling import Sampling, argmax, draw, invalid, probabilities
+from specbench.kernels.linear.reference import project
+from specbench.kernels.norm.reference import Prenormed
 
 
 def head_argmax(
-    hidden: Tensor, weight: Tensor, *, norm: Tensor | None = None, eps: float = 0.0
+    hidden: Tensor | Prenormed, weight: Tensor, *, eps: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The best token of a few rows.
 
     Parameters
     ----------
-    hidden : Tensor
-        `[n, K]`.
+    hidden : Tensor or Prenormed
+        `[n, K]`, or rows within a norm that the projection completes.
     weight : Tensor
         `[V, K]`.
-    norm : Tensor, optional
-        `[K]`: `hidden` goes through an RMS norm with this weight first.
     eps : float
         Of the norm.
 
@@ -30,9 +29,7 @@ def head_argmax(
     bad : Tensor
         bool `[n]`, rows that no token can be chosen from, as `sampling.invalid` has it.
     """
-    if norm is not None:
-        hidden = F.rms_norm(hidden, (hidden.shape[-1],), norm, eps)
-    logits = F.linear(hidden, weight)
+    logits = project(hidden, weight, None, eps)
     return argmax(logits), invalid(logits)
 
 

@@ -15,9 +15,10 @@ from specbench.kernels.launch import (
     row_tile,
     wait_for_previous,
 )
-from specbench.kernels.linear.device import normalise, prefetch_weight, project
+from specbench.kernels.linear.device import prefetch_weight, project, root
 from specbench.kernels.linear.plan import MAX_ROWS
-from specbench.kernels.linear.triton import check_operands
+from specbench.kernels.linear.triton import operands
+from specbench.kernels.norm.reference import Prenormed
 
 # a row's best so far is one int64, behind them the count of programs that are done
 _COUNTER = 2 * MAX_ROWS
@@ -55,10 +56,9 @@ TABLE = {16: HeadLaunch(64, 128), 32: HeadLaunch(64, 128), 64: HeadLaunch(64, 12
 
 
 def head_argmax(
-    hidden: Tensor,
+    hidden: Tensor | Prenormed,
     weight: Tensor,
     *,
-    norm: Tensor | None = None,
     eps: float = 0.0,
     launch: HeadLaunch | None = None,
     scratch: Scratch | None = None,
@@ -77,21 +77,22 @@ def head_argmax(
     token, bad : Tensor
         int64 and bool `[n]`.
     """
-    rows, inner = hidden.shape
-    check_operands(hidden, weight, norm)
+    a, squares = operands(hidden, weight)
+    rows, inner = a.shape
     launch = launch or TABLE[row_tile(rows)]
-    scratch = scratch or Scratch.make(hidden.device, 0, SCRATCH_TILES)
+    scratch = scratch or Scratch.make(a.device, 0, SCRATCH_TILES)
     scratch.check(0, SCRATCH_TILES)
     tiles = triton.cdiv(len(weight), launch.block_n)
-    each = triton.cdiv(tiles, launch.per_multiprocessor * multiprocessors(hidden.device))
-    token = torch.empty(rows, dtype=torch.int64, device=hidden.device)
-    bad = torch.empty(rows, dtype=torch.bool, device=hidden.device)
+    each = triton.cdiv(tiles, launch.per_multiprocessor * multiprocessors(a.device))
+    token = torch.empty(rows, dtype=torch.int64, device=a.device)
+    bad = torch.empty(rows, dtype=torch.bool, device=a.device)
     _head_argmax[(triton.cdiv(tiles, each),)](
-        hidden,
-        hidden.stride(0),
+        a,
+        a.stride(0),
+        squares,
+        0 if squares is None else squares.stride(0),
         weight,
         weight.stride(0),
-        norm,
         token,
         bad,
         scratch.counters[:_COUNTER].view(torch.int64),
@@ -99,6 +100,7 @@ def head_argmax(
         rows,
         eps,
         K=inner,
+        PARTS=1 if squares is None else len(squares),
         V=len(weight),
         ROWS=row_tile(rows),
         BLOCK_N=launch.block_n,
@@ -118,9 +120,10 @@ def head_argmax(
 def _head_argmax(
     hidden,
     hidden_stride,
+    squares,
+    squares_stride,
     weight,
     weight_stride,
-    norm,
     token,
     bad,
     best,
@@ -128,6 +131,7 @@ def _head_argmax(
     n,
     eps,
     K: tl.constexpr,
+    PARTS: tl.constexpr,
     V: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -145,14 +149,14 @@ def _head_argmax(
         prefetch_weight(weight, weight_stride, first, 0, K, V, BLOCK_K, BLOCKS)
     wait_for_previous(PDL)
     mine = tl.zeros((ROWS,), tl.int64)
+    divided = root(squares, squares_stride, row, n, eps, K, PARTS)[:, None]
     for tile in tl.range(TILES, flatten=FLATTEN):
         column = first + tile * BLOCK_N
-        total, squares = project(
+        total = project(
             hidden,
             hidden_stride,
             weight,
             weight_stride,
-            norm,
             row,
             column,
             0,
@@ -164,7 +168,7 @@ def _head_argmax(
             STAGES,
         )
         # equal in the model's dtype is equal
-        logits = normalise(total, squares, norm, eps, K).to(weight.dtype.element_ty)
+        logits = (total * divided).to(weight.dtype.element_ty)
         candidates = tl.where((column < V)[None, :], _packed(logits, column[None, :]), 0)
         mine = tl.maximum(mine, tl.max(candidates, 1))
     tl.atomic_max(best + row, mine, mask=row < n, sem="relaxed")

@@ -32,7 +32,6 @@ def project(
     x_stride,
     weight,
     weight_stride,
-    norm,
     row,
     column,
     split,
@@ -43,13 +42,8 @@ def project(
     EACH: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Sums `[rows, columns]` over a program's share of K, and the sums of squares of x's rows.
-
-    The norm's weight is multiplied in here and its root in `normalise`, once all squares are known:
-    a root taken first would cost a pass over x before the first product.
-    """
+    """Sums `[rows, columns]` over a program's share of K: nothing but loads and products."""
     total = tl.zeros((row.shape[0], column.shape[0]), tl.float32)
-    squares = tl.zeros((row.shape[0],), tl.float32)
     x_row = x + row.to(tl.int64)[:, None] * x_stride
     w_row = weight + column.to(tl.int64)[:, None] * weight_stride
     row_in, column_in = (row < n)[:, None], (column < N)[:, None]
@@ -62,17 +56,12 @@ def project(
             k_in = (k < K)[None, :]
             a = tl.load(x_row + k[None, :], mask=row_in & k_in, other=0)
             b = tl.load(w_row + k[None, :], mask=column_in & k_in, other=0)
-        if norm is not None:
-            f = a.to(tl.float32)
-            squares += tl.sum(f * f, 1)
-            factor = tl.load(norm + k, mask=k < K, other=0).to(tl.float32)
-            a = (f * factor[None, :]).to(x.dtype.element_ty)
         total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
-    return total, squares
+    return total
 
 
 @triton.jit
-def store_part(partial, total, squares, norm, tile, split, tiles, SPLITS: tl.constexpr):
+def store_part(partial, total, tile, split, tiles):
     """Leave a program's sums where the last one of its tile finds them."""
     ROWS: tl.constexpr = total.shape[0]
     BLOCK_N: tl.constexpr = total.shape[1]
@@ -81,9 +70,6 @@ def store_part(partial, total, squares, norm, tile, split, tiles, SPLITS: tl.con
     at = partial + place * (ROWS * BLOCK_N) + row[:, None] * BLOCK_N + column[None, :]
     # past L1, which is another one for each reader
     tl.store(at, total, cache_modifier=".cg")
-    if norm is not None:
-        behind = partial + SPLITS * tiles * (ROWS * BLOCK_N)
-        tl.store(behind + place * ROWS + row, squares, cache_modifier=".cg")
 
 
 @triton.jit
@@ -107,59 +93,50 @@ def sum_parts(
 
 
 @triton.jit
-def sum_squares(
-    partial,
-    norm,
-    row,
-    tile,
-    tiles,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """The squares of x's rows, likewise; zeros where no norm asks for them."""
-    squares = tl.zeros((row.shape[0],), tl.float32)
-    if norm is not None:
-        behind = partial + SPLITS * tiles * (ROWS * BLOCK_N)
-        for split in tl.static_range(SPLITS):
-            place = split * tiles + tile
-            squares += tl.load(behind + place * ROWS + row, cache_modifier=".cg")
-    return squares
-
-
-@triton.jit
-def normalise(total, squares, norm, eps, K: tl.constexpr):
-    """The projection of the normed rows, from that of the weighted ones."""
-    if norm is not None:
-        total *= tl.rsqrt(squares / K + eps)[:, None]
-    return total
+def root(squares, squares_stride, row, n, eps, K: tl.constexpr, PARTS: tl.constexpr):
+    """What products with prenormed rows are multiplied by, `[rows]`; 1 for rows as they are."""
+    if squares is None:
+        return tl.full((row.shape[0],), 1.0, tl.float32)
+    else:
+        part = tl.arange(0, triton.next_power_of_2(PARTS))
+        at = squares + part[:, None] * squares_stride + row[None, :]
+        there = (part < PARTS)[:, None] & (row < n)[None, :]
+        return tl.rsqrt(tl.sum(tl.load(at, mask=there, other=0), 0) / K + eps)
 
 
 @triton.jit
 def finish(
     total,
-    squares,
-    norm,
     bias,
     out,
     out_stride,
+    next_norm,
+    next_rows,
+    next_squares,
+    next_stride,
     row,
     column,
+    tile,
     n,
-    eps,
-    K: tl.constexpr,
     N: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    """Root of the norm, bias, residual, and the store of a tile."""
-    total = normalise(total, squares, norm, eps, K)
+    """Bias, residual, the store of a tile, and what the norm behind it needs."""
     if bias is not None:
         total += tl.load(bias + column, mask=column < N, other=0).to(tl.float32)[None, :]
-    at = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
+    at = row.to(tl.int64)[:, None] * out_stride + column[None, :]
     inside = (row < n)[:, None] & (column < N)[None, :]
     result = total.to(out.dtype.element_ty)
     if ADD:
         # rounded before the addition too, as a projection and an addition of their own would be
-        before = tl.load(at, mask=inside, other=0).to(tl.float32)
+        before = tl.load(out + at, mask=inside, other=0).to(tl.float32)
         result = (before + result.to(tl.float32)).to(out.dtype.element_ty)
-    tl.store(at, result, mask=inside)
+    tl.store(out + at, result, mask=inside)
+    if next_norm is not None:
+        # the norm sees the stream as it is stored
+        value = tl.where(inside, result.to(tl.float32), 0)
+        scale = tl.load(next_norm + column, mask=column < N, other=0).to(tl.float32)
+        scaled = (value * scale[None, :]).to(next_rows.dtype.element_ty)
+        at = row.to(tl.int64)[:, None] * N + column[None, :]
+        tl.store(next_rows + at, scaled, mask=inside)
+        tl.store(next_squares + tile * next_stride + row, tl.sum(value * value, 1), mask=row < n)

@@ -65,5 +65,4 @@ def scratch_size(
     tiles, height = triton.cdiv(outputs, launch.block_n), row_tile(rows)
     if splits == 1 and not alone:
         return 0, 0
-    # a tile's sums, and beside them the squares of its rows
-    return splits * tiles * height * (launch.block_n + 1), tiles
+    return splits * tiles * height * launch.block_n, tiles

@@ -1,15 +1,26 @@
 """A projection with the norm before it and the residual addition behind it, in plain torch."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.kernels.norm.reference import Prenormed, prenorm
+
+
+def project(x: Tensor | Prenormed, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """``rms_norm(x) · weightᵀ + bias`` of prenormed rows, else without the norm."""
+    if not isinstance(x, Prenormed):
+        return F.linear(x, weight, bias)
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    out = F.linear(x.rows.to(wide), weight.to(wide)) * x.root(eps)
+    return (out if bias is None else out + bias).to(weight.dtype)
+
 
 def linear_small(
-    x: Tensor,
+    x: Tensor | Prenormed,
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    norm: Tensor | None = None,
     eps: float = 0.0,
     residual: Tensor | None = None,
 ) -> Tensor:
@@ -17,14 +28,12 @@ def linear_small(
 
     Parameters
     ----------
-    x : Tensor
-        `[n, K]`.
+    x : Tensor or Prenormed
+        `[n, K]`, or rows within a norm that the projection completes.
     weight : Tensor
         `[N, K]`.
     bias : Tensor, optional
         `[N]`.
-    norm : Tensor, optional
-        `[K]`: `x` goes through an RMS norm with this weight first.
     eps : float
         Of the norm.
     residual : Tensor, optional
@@ -35,10 +44,21 @@ def linear_small(
     Tensor
         `[n, N]`; `residual` itself where there is one.
     """
-    if norm is not None:
-        x = F.rms_norm(x, (x.shape[-1],), norm, eps)
-    out = F.linear(x, weight, bias)
+    out = project(x, weight, bias, eps)
     if residual is None:
         return out
     residual += out
     return residual
+
+
+def linear_prenorm(
+    x: Tensor | Prenormed,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: Tensor,
+    eps: float = 0.0,
+    residual: Tensor,
+) -> Prenormed:
+    """`linear_small` onto `residual`, and the beginning of the norm of weight `norm` `[N]`."""
+    return prenorm(linear_small(x, weight, bias, eps=eps, residual=residual), norm)

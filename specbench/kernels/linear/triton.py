@@ -18,19 +18,19 @@ from specbench.kernels.linear.device import (
     finish,
     prefetch_weight,
     project,
+    root,
     store_part,
     sum_parts,
-    sum_squares,
 )
 from specbench.kernels.linear.plan import MAX_ROWS, LinearLaunch, choose, scratch_size, shares
+from specbench.kernels.norm.reference import Prenormed
 
 
 def linear_small(
-    x: Tensor,
+    x: Tensor | Prenormed,
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    norm: Tensor | None = None,
     eps: float = 0.0,
     residual: Tensor | None = None,
     launch: LinearLaunch | None = None,
@@ -40,7 +40,7 @@ def linear_small(
 
     Parameters
     ----------
-    x, weight, bias, norm, eps, residual
+    x, weight, bias, eps, residual
         As for the reference; rows of all matrices may be strided.
     launch : LinearLaunch, optional
         Instead of the table's.
@@ -52,49 +52,119 @@ def linear_small(
     Tensor
         `[n, N]`.
     """
-    rows, inner = x.shape
+    out = residual
+    if out is None:
+        rows = x.rows if isinstance(x, Prenormed) else x
+        out = torch.empty((len(rows), len(weight)), dtype=rows.dtype, device=rows.device)
+    _launch(x, weight, bias, eps, out, residual is not None, None, launch, scratch)
+    return out
+
+
+def linear_prenorm(
+    x: Tensor | Prenormed,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    norm: Tensor,
+    eps: float = 0.0,
+    residual: Tensor,
+    launch: LinearLaunch | None = None,
+    scratch: Scratch | None = None,
+) -> Prenormed:
+    """As `reference.linear_prenorm`, for at most 64 rows, in one launch.
+
+    Parameters
+    ----------
+    x, weight, bias, eps, residual, launch, scratch
+        As for `linear_small`.
+    norm : Tensor
+        `[N]`, the weight of the norm that the stream goes through next.
+
+    Returns
+    -------
+    Prenormed
+        `[n, N]`, with a part of the squares for each tile.
+    """
+    made = _launch(x, weight, bias, eps, residual, True, norm, launch, scratch)
+    assert made is not None
+    return made
+
+
+def _launch(
+    x: Tensor | Prenormed,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    out: Tensor,
+    add: bool,
+    norm: Tensor | None,
+    launch: LinearLaunch | None,
+    scratch: Scratch | None,
+) -> Prenormed | None:
+    a, squares = operands(x, weight)
+    rows, inner = a.shape
     outputs = len(weight)
-    check_operands(x, weight, norm)
     if launch is None:
-        launch = choose(rows, outputs, inner, multiprocessors(x.device))
+        launch = choose(rows, outputs, inner, multiprocessors(a.device))
     each, splits = shares(inner, launch)
     floats, tiles = scratch_size(rows, outputs, inner, launch)
     if scratch is None:
-        scratch = Scratch.make(x.device, floats, tiles)
+        scratch = Scratch.make(a.device, floats, tiles)
     scratch.check(floats, tiles)
-    out = residual
-    if out is None:
-        out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    _linear[(triton.cdiv(outputs, launch.block_n), splits)](
-        x,
-        x.stride(0),
+    grid = triton.cdiv(outputs, launch.block_n), splits
+    made = None
+    if norm is not None:
+        made = Prenormed(
+            torch.empty((rows, outputs), dtype=out.dtype, device=out.device),
+            torch.empty((grid[0], rows), dtype=torch.float32, device=out.device),
+        )
+    _linear[grid](
+        a,
+        a.stride(0),
+        squares,
+        0 if squares is None else squares.stride(0),
         weight,
         weight.stride(0),
-        norm,
         bias,
         out,
         out.stride(0),
+        norm,
+        None if made is None else made.rows,
+        None if made is None else made.squares,
+        rows,
         scratch.partial,
         scratch.counters,
         rows,
         eps,
         K=inner,
         N=outputs,
+        PARTS=1 if squares is None else len(squares),
         ROWS=row_tile(rows),
         BLOCK_N=launch.block_n,
         BLOCK_K=launch.block_k,
         EACH=each,
         SPLITS=splits,
         STAGES=launch.num_stages,
-        ADD=residual is not None,
+        ADD=add,
         PDL=launch.pdl,
         num_warps=launch.num_warps,
         launch_pdl=launch.pdl,
     )
-    return out
+    return made
 
 
-def check_operands(x: Tensor, weight: Tensor, norm: Tensor | None) -> None:
+def operands(x: Tensor | Prenormed, weight: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The rows to be multiplied, and the squares of what they were; see `check_operands`."""
+    if not isinstance(x, Prenormed):
+        check_operands(x, weight)
+        return x, None
+    check_operands(x.rows, weight)
+    if x.rows.dtype == torch.float16:
+        raise ValueError("a prenormed product is divided last: float16 could overflow")
+    return x.rows, x.squares
+
+
+def check_operands(x: Tensor, weight: Tensor) -> None:
     """Raise ValueError for rows and types that the kernels of this kind do not take."""
     check_dtype(x)
     if not 1 <= len(x) <= MAX_ROWS:
@@ -103,26 +173,30 @@ def check_operands(x: Tensor, weight: Tensor, norm: Tensor | None) -> None:
         raise ValueError(f"a weight of {weight.dtype} for rows of {x.dtype}")
     if x.stride(1) != 1 or weight.stride(1) != 1:
         raise ValueError("the elements of a row must be adjacent")
-    if norm is not None and x.dtype == torch.float16:
-        raise ValueError("the folded norm multiplies before it divides: float16 could overflow")
 
 
 @triton.jit
 def _linear(
     x,
     x_stride,
+    squares,
+    squares_stride,
     weight,
     weight_stride,
-    norm,
     bias,
     out,
     out_stride,
+    next_norm,
+    next_rows,
+    next_squares,
+    next_stride,
     partial,
     counters,
     n,
     eps,
     K: tl.constexpr,
     N: tl.constexpr,
+    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -139,16 +213,33 @@ def _linear(
     if PDL:
         prefetch_weight(weight, weight_stride, column, split, K, N, BLOCK_K, EACH)
     wait_for_previous(PDL)
-    total, squares = project(
-        x, x_stride, weight, weight_stride, norm, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
+    total = project(
+        x, x_stride, weight, weight_stride, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
     )
-    if SPLITS == 1:
-        finish(total, squares, norm, bias, out, out_stride, row, column, n, eps, K, N, ADD)
-    else:
+    last = SPLITS == 1
+    if SPLITS > 1:
         tiles = tl.num_programs(0)
-        store_part(partial, total, squares, norm, tile, split, tiles, SPLITS)
-        if last_to_arrive(counters + tile, SPLITS):
+        store_part(partial, total, tile, split, tiles)
+        last = last_to_arrive(counters + tile, SPLITS)
+        if last:
             local = tl.arange(0, BLOCK_N)
             total = sum_parts(partial, row, local, tile, tiles, ROWS, BLOCK_N, SPLITS)
-            squares = sum_squares(partial, norm, row, tile, tiles, ROWS, BLOCK_N, SPLITS)
-            finish(total, squares, norm, bias, out, out_stride, row, column, n, eps, K, N, ADD)
+    if last:
+        if squares is not None:
+            total *= root(squares, squares_stride, row, n, eps, K, PARTS)[:, None]
+        finish(
+            total,
+            bias,
+            out,
+            out_stride,
+            next_norm,
+            next_rows,
+            next_squares,
+            next_stride,
+            row,
+            column,
+            tile,
+            n,
+            N,
+            ADD,
+        )

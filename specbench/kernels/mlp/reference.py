@@ -3,6 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.kernels.linear.reference import project
+from specbench.kernels.norm.reference import Prenormed
+
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up``.
@@ -22,25 +25,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def gate_up_small(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
+    x: Tensor | Prenormed, weight: Tensor, bias: Tensor | None = None, *, eps: float = 0.0
 ) -> Tensor:
     """Project a few rows to gate and up, and return ``silu(gate) * up``.
 
     Parameters
     ----------
-    x : Tensor
-        `[n, hidden]`.
+    x : Tensor or Prenormed
+        `[n, hidden]`, or rows within a norm that the projection completes.
     weight : Tensor
         `[2 inner, hidden]`: rows of gate, then up.
     bias : Tensor, optional
         `[2 inner]`.
-    norm : Tensor, optional
-        `[hidden]`: `x` goes through an RMS norm with this weight first.
     eps : float
         Of the norm.
 
@@ -49,6 +45,4 @@ def gate_up_small(
     Tensor
         `[n, inner]`.
     """
-    if norm is not None:
-        x = F.rms_norm(x, (x.shape[-1],), norm, eps)
-    return silu_mul(F.linear(x, weight, bias))
+    return silu_mul(project(x, weight, bias, eps))

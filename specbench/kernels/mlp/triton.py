@@ -14,9 +14,10 @@ from specbench.kernels.launch import (
     row_tile,
     wait_for_previous,
 )
-from specbench.kernels.linear.device import normalise, prefetch_weight
+from specbench.kernels.linear.device import prefetch_weight, root
 from specbench.kernels.linear.plan import LinearLaunch
-from specbench.kernels.linear.triton import check_operands
+from specbench.kernels.linear.triton import operands
+from specbench.kernels.norm.reference import Prenormed
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,10 @@ def silu_mul(gate_up: Tensor, launch: SiluLaunch | None = None) -> Tensor:
 
 
 def gate_up_small(
-    x: Tensor,
+    x: Tensor | Prenormed,
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    norm: Tensor | None = None,
     eps: float = 0.0,
     launch: LinearLaunch | None = None,
 ) -> Tensor:
@@ -77,26 +77,28 @@ def gate_up_small(
 
     `launch.splits` must be 1: `inner` is wide enough to occupy the device.
     """
-    rows, hidden = x.shape
+    a, squares = operands(x, weight)
+    rows, hidden = a.shape
     inner = len(weight) // 2
-    check_operands(x, weight, norm)
     if launch is None:
-        launch = choose(rows, inner, multiprocessors(x.device))
+        launch = choose(rows, inner, multiprocessors(a.device))
     if launch.splits != 1:
         raise ValueError(f"gate and up are not split over K, but splits is {launch.splits}")
-    out = torch.empty((rows, inner), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, inner), dtype=a.dtype, device=a.device)
     _gate_up[(triton.cdiv(inner, launch.block_n),)](
-        x,
-        x.stride(0),
+        a,
+        a.stride(0),
+        squares,
+        0 if squares is None else squares.stride(0),
         weight,
         weight.stride(0),
-        norm,
         bias,
         out,
         rows,
         eps,
         K=hidden,
         N=inner,
+        PARTS=1 if squares is None else len(squares),
         ROWS=row_tile(rows),
         BLOCK_N=launch.block_n,
         BLOCK_K=launch.block_k,
@@ -134,15 +136,17 @@ def _gated(gate, up):
 def _gate_up(
     x,
     x_stride,
+    squares,
+    squares_stride,
     weight,
     weight_stride,
-    norm,
     bias,
     out,
     n,
     eps,
     K: tl.constexpr,
     N: tl.constexpr,
+    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -160,7 +164,6 @@ def _gate_up(
     wait_for_previous(PDL)
     gate = tl.zeros((ROWS, BLOCK_N), tl.float32)
     up = tl.zeros((ROWS, BLOCK_N), tl.float32)
-    squares = tl.zeros((ROWS,), tl.float32)
     row_in, column_in = (row < n)[:, None], (column < N)[:, None]
     x_row = x + row.to(tl.int64)[:, None] * x_stride
     at = column.to(tl.int64)[:, None] * weight_stride
@@ -175,15 +178,12 @@ def _gate_up(
             a = tl.load(x_row + k[None, :], mask=row_in & k_in, other=0)
             g = tl.load(weight + at + k[None, :], mask=column_in & k_in, other=0)
             u = tl.load(up_weight + at + k[None, :], mask=column_in & k_in, other=0)
-        if norm is not None:
-            f = a.to(tl.float32)
-            squares += tl.sum(f * f, 1)
-            factor = tl.load(norm + k, mask=k < K, other=0).to(tl.float32)
-            a = (f * factor[None, :]).to(x.dtype.element_ty)
         gate = tl.dot(a, tl.trans(g), gate, input_precision="ieee")
         up = tl.dot(a, tl.trans(u), up, input_precision="ieee")
-    gate = normalise(gate, squares, norm, eps, K)
-    up = normalise(up, squares, norm, eps, K)
+    if squares is not None:
+        divided = root(squares, squares_stride, row, n, eps, K, PARTS)[:, None]
+        gate *= divided
+        up *= divided
     if bias is not None:
         gate += tl.load(bias + column, mask=column < N, other=0).to(tl.float32)[None, :]
         up += tl.load(bias + N + column, mask=column < N, other=0).to(tl.float32)[None, :]

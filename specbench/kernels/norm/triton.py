@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.kernels.launch import check_dtype, release_next, wait_for_previous
+from specbench.kernels.norm.reference import Prenormed
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,21 @@ def add_rms_norm(
     return _launch(x, delta, weight, eps, launch)
 
 
+def prenorm(
+    x: Tensor, weight: Tensor, delta: Tensor | None = None, launch: NormLaunch | None = None
+) -> Prenormed:
+    """As `reference.prenorm`; rows may be strided."""
+    squares = torch.empty((1, len(x)), dtype=torch.float32, device=x.device)
+    return Prenormed(_launch(x, delta, weight, 0.0, launch, squares), squares)
+
+
 def _launch(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, launch: NormLaunch | None
+    x: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    launch: NormLaunch | None,
+    squares: Tensor | None = None,
 ) -> Tensor:
     rows, hidden = x.shape
     check_dtype(x)
@@ -58,6 +72,7 @@ def _launch(
             x if delta is None else delta,
             weight,
             out,
+            squares,
             x.stride(0),
             0 if delta is None else delta.stride(0),
             eps,
@@ -77,6 +92,7 @@ def _add_rms_norm(
     delta,
     weight,
     out,
+    squares,
     x_stride,
     delta_stride,
     eps,
@@ -100,6 +116,10 @@ def _add_rms_norm(
         rounded = value.to(x.dtype.element_ty)
         tl.store(at, rounded, mask=inside)
         value = rounded.to(tl.float32)
-    mean = tl.sum(value * value, 0) / HIDDEN
-    normed = value * tl.rsqrt(mean + eps) * scale
+    total = tl.sum(value * value, 0)
+    if squares is None:
+        value *= tl.rsqrt(total / HIDDEN + eps)
+    else:
+        tl.store(squares + row, total)
+    normed = value * scale
     tl.store(out + row * HIDDEN + column, normed.to(out.dtype.element_ty), mask=inside)

@@ -151,6 +151,7 @@ def collect_scores(
     scale: float,
     collect: Collect,
     scores: Tensor,
+    norm: Tensor | None = None,
 ) -> None:
     """How much each of the first `ranked` entries mattered to the collected rows.
 
@@ -167,6 +168,10 @@ def collect_scores(
         `[R, S, L]`, written, or added to where `collect` says so: S is Hkv, or 1 where heads share
         a set. Entries at or past ``ranked[r]`` become -inf; a request without rows is left as it
         was.
+    norm : Tensor, optional
+        `[R, c, H]`, for weights: the normalisers (natural logarithms) that stand in for each
+        collected row's own log-sum-exp, which takes their place afterwards. With the queries
+        "first+last" c is 2, and a single row is both.
     """
     kv_heads = k_cache.shape[2]
     lengths = zip(kv_lens.tolist(), q_lens.tolist(), ranked.tolist(), strict=True)
@@ -179,6 +184,14 @@ def collect_scores(
             # the sum over rows and heads of a group is linear: one summed query gives it
             query = q[r, chosen].to(_compute_type(q)).sum(0).unflatten(0, (kv_heads, -1)).sum(1)
             total = torch.einsum("hd,nhd->hn", query, keys[:candidates].to(query.dtype))
+        elif norm is not None:
+            visible = _visible(rows, length, q.device)[chosen]
+            logits = _logits(q[r, chosen], keys, visible, scale)
+            given = norm[r, : len(chosen)].T.reshape(kv_heads, -1, len(chosen), 1)
+            total = (logits - given).exp()[..., :candidates].sum((1, 2))
+            own = logits.logsumexp(-1).flatten(0, 1).T.to(norm.dtype)
+            both = collect.queries == "first+last" and len(chosen) == 1
+            norm[r, : 2 if both else len(chosen)] = own
         else:
             total = q.new_zeros(kv_heads, candidates, dtype=_compute_type(q))
             for at in range(0, len(chosen), _ROWS):

@@ -1,4 +1,4 @@
-"""Norm, projection, RoPE and the KV write of a few rows in one launch, in Triton."""
+"""Projection, RoPE and the KV write of a few rows in one launch, in Triton."""
 
 import torch
 import triton
@@ -14,15 +14,15 @@ from specbench.kernels.launch import (
     wait_for_previous,
 )
 from specbench.kernels.linear.device import (
-    normalise,
     prefetch_weight,
     project,
+    root,
     store_part,
     sum_parts,
-    sum_squares,
 )
 from specbench.kernels.linear.plan import LinearLaunch, scratch_size, shares
-from specbench.kernels.linear.triton import check_operands
+from specbench.kernels.linear.triton import operands
+from specbench.kernels.norm.reference import Prenormed
 from specbench.kernels.qkv.triton import finish_head
 
 # row tile: (block_k, num_warps, num_stages); a tile is one head wide
@@ -37,10 +37,9 @@ def choose(rows: int, heads: int, dim: int, hidden: int, multiprocessors: int) -
 
 
 def project_rope_write_kv(
-    x: Tensor,
+    x: Tensor | Prenormed,
     weight: Tensor,
     bias: Tensor | None,
-    norm: Tensor | None,
     qk_norm: Tensor | None,
     cos: Tensor,
     signed_sin: Tensor,
@@ -66,27 +65,28 @@ def project_rope_write_kv(
     Tensor
         `[n, H, D]`, the rotated queries.
     """
-    rows, hidden = x.shape
+    a, squares = operands(x, weight)
+    rows, hidden = a.shape
     page_size, kv_heads, dim = k_cache.shape[1:]
     all_heads = len(weight) // dim
     heads = all_heads - 2 * kv_heads
-    check_operands(x, weight, norm)
     if launch is None:
-        launch = choose(rows, all_heads, dim, hidden, multiprocessors(x.device))
+        launch = choose(rows, all_heads, dim, hidden, multiprocessors(a.device))
     if launch.block_n != triton.next_power_of_2(dim):
         raise ValueError(f"a tile is one head of {dim}, not {launch.block_n} columns")
     each, splits = shares(hidden, launch)
     floats, tiles = scratch_size(rows, all_heads * launch.block_n, hidden, launch, alone=True)
     if scratch is None:
-        scratch = Scratch.make(x.device, floats, tiles)
+        scratch = Scratch.make(a.device, floats, tiles)
     scratch.check(floats, tiles)
-    q = torch.empty((rows, heads, dim), dtype=x.dtype, device=x.device)
+    q = torch.empty((rows, heads, dim), dtype=a.dtype, device=a.device)
     _project_rope_write_kv[(all_heads, splits)](
-        x,
-        x.stride(0),
+        a,
+        a.stride(0),
+        squares,
+        0 if squares is None else squares.stride(0),
         weight,
         weight.stride(0),
-        norm,
         bias,
         qk_norm,
         cos,
@@ -103,6 +103,7 @@ def project_rope_write_kv(
         rows,
         eps,
         K=hidden,
+        PARTS=1 if squares is None else len(squares),
         H=heads,
         HKV=kv_heads,
         D=dim,
@@ -124,9 +125,10 @@ def project_rope_write_kv(
 def _project_rope_write_kv(
     x,
     x_stride,
+    squares,
+    squares_stride,
     weight,
     weight_stride,
-    norm,
     bias,
     qk_norm,
     cos,
@@ -149,6 +151,7 @@ def _project_rope_write_kv(
     n,
     eps,
     K: tl.constexpr,
+    PARTS: tl.constexpr,
     H: tl.constexpr,
     HKV: tl.constexpr,
     D: tl.constexpr,
@@ -170,18 +173,16 @@ def _project_rope_write_kv(
     if PDL:
         prefetch_weight(weight, weight_stride, column, split, K, N, BLOCK_K, EACH)
     wait_for_previous(PDL)
-    total, squares = project(
-        x, x_stride, weight, weight_stride, norm, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
+    total = project(
+        x, x_stride, weight, weight_stride, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
     )
     # through scratch even without splits: the rotation needs elements of other threads
-    store_part(partial, total, squares, norm, head, split, HEADS, SPLITS)
+    store_part(partial, total, head, split, HEADS)
     if last_to_arrive(counters + head, SPLITS):
         pair = tl.where(d < D // 2, d + D // 2, d - D // 2)
-        squares = sum_squares(partial, norm, row, head, HEADS, ROWS, BLOCK_D, SPLITS)
-        value = sum_parts(partial, row, d, head, HEADS, ROWS, BLOCK_D, SPLITS)
-        partner = sum_parts(partial, row, pair, head, HEADS, ROWS, BLOCK_D, SPLITS)
-        value = normalise(value, squares, norm, eps, K)
-        partner = normalise(partner, squares, norm, eps, K)
+        divided = root(squares, squares_stride, row, n, eps, K, PARTS)[:, None]
+        value = sum_parts(partial, row, d, head, HEADS, ROWS, BLOCK_D, SPLITS) * divided
+        partner = sum_parts(partial, row, pair, head, HEADS, ROWS, BLOCK_D, SPLITS) * divided
         if bias is not None:
             start = bias + head * D
             value += tl.load(start + d, mask=d < D, other=0).to(tl.float32)[None, :]

@@ -3,6 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.kernels.linear.reference import project
+from specbench.kernels.norm.reference import Prenormed
 from specbench.kernels.paged_attention.reference import write_kv
 
 
@@ -59,10 +61,9 @@ def rope_write_kv(
 
 
 def project_rope_write_kv(
-    x: Tensor,
+    x: Tensor | Prenormed,
     weight: Tensor,
     bias: Tensor | None,
-    norm: Tensor | None,
     qk_norm: Tensor | None,
     cos: Tensor,
     signed_sin: Tensor,
@@ -72,16 +73,14 @@ def project_rope_write_kv(
     v_cache: Tensor,
     eps: float,
 ) -> Tensor:
-    """The norm and the projection of `x`, and then `rope_write_kv`.
+    """The projection of `x`, and then `rope_write_kv`.
 
     Parameters
     ----------
-    x : Tensor
-        `[n, hidden]`.
+    x : Tensor or Prenormed
+        `[n, hidden]`, or rows within a norm that the projection completes.
     weight : Tensor
         `[(H + 2 Hkv) D, hidden]`.
-    norm : Tensor or None
-        `[hidden]`, the weight of the layer's RMS norm.
     bias, qk_norm, cos, signed_sin, positions, slots, k_cache, v_cache, eps
         As for `rope_write_kv`; the bias is added before the projection is rounded.
 
@@ -90,9 +89,7 @@ def project_rope_write_kv(
     Tensor
         `[n, H, D]`, the rotated queries.
     """
-    if norm is not None:
-        x = F.rms_norm(x, (x.shape[-1],), norm, eps)
-    qkv = F.linear(x, weight, bias)
+    qkv = project(x, weight, bias, eps)
     return rope_write_kv(
         qkv, None, qk_norm, cos, signed_sin, positions, slots, k_cache, v_cache, eps
     )

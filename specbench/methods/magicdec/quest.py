@@ -45,6 +45,8 @@ class Quest(MagicDec):
 
     summary = "self-speculation; drafts read the best pages, chosen anew at every draft step"
     parameters_type = QuestParameters
+    # its attention is the reference's, which reads lengths on the host
+    capturable = False
     parameters: QuestParameters
 
     def memory_bytes(
@@ -96,7 +98,7 @@ class Quest(MagicDec):
         return draft_chain(
             self.engine,
             self.gamma,
-            lambda position, drafting: QuestAttention(self, batch, position, drafting),
+            lambda position, drafting, step: QuestAttention(self, batch, position, drafting),
         )
 
     def _bound(self, batch: Batch, rows: slice, pages: Tensor, layers: slice) -> None:

@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from specbench.engine.batch import Batch
+from specbench.engine.batch import Batch, slots_of_sets
 from specbench.engine.forward import ScoreCollector, SparseAttention
 from specbench.kernels.paged_attention.reference import Collect
 from specbench.kernels.selection.reference import select
 from specbench.methods.base import Draft
 from specbench.methods.magicdec.method import MagicDec, MagicDecParameters
-from specbench.methods.self_speculation import draft_chain, slots_of_sets
+from specbench.methods.self_speculation import draft_chain
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
@@ -108,7 +108,7 @@ class SnapKV(MagicDec):
         engine = self.engine
         reach = self.start[:, None] + self.offset
 
-        def attention(position: Tensor, drafting: Tensor) -> SparseAttention:
+        def attention(position: Tensor, drafting: Tensor, step: int) -> SparseAttention:
             return SparseAttention(
                 engine.cache,
                 self.selected,

@@ -63,7 +63,7 @@ class Stream(MagicDec):
             selected = slots.expand(engine.config.num_layers, -1, -1, -1)
         reach = batch.lengths[:, None] + torch.arange(self.gamma, device=engine.device)
 
-        def attention(position: Tensor, drafting: Tensor) -> SparseAttention:
+        def attention(position: Tensor, drafting: Tensor, step: int) -> SparseAttention:
             return SparseAttention(
                 engine.cache,
                 selected,

@@ -1,5 +1,6 @@
 """Real vLLM on a CUDA device; SPECBENCH_GPU_MODEL names a model folder (the hub's default else)."""
 
+import gc
 import io
 import json
 import os
@@ -71,6 +72,8 @@ def test_vllm_beside_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert accepted <= counted["accepted_tokens"] <= accepted + 4 * len(mine)
     assert counted["accepted_tokens"] == sum(counted["accepted_per_position"])
     assert counted["num_drafts"] <= sum(len(r["committed"]) for r in mine)
-    torch.cuda.empty_cache()
+    gc.collect()
     assert [session_processes(session) for session in sessions] == [[], []]
-    assert free - torch.cuda.mem_get_info()[0] < 2**29
+    # what this process still caches is its own engine's
+    mine_still = torch.cuda.memory_reserved()
+    assert free - torch.cuda.mem_get_info()[0] - mine_still < 2**29

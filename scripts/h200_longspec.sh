@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# A LongSpec draft on a GPU: text, training in parts, ablations, and runs on code that it never saw.
+# usage: scripts/h200_longspec.sh MODEL RECIPE OUTPUT_FOLDER STAGE...
+# stages, each of which may be a call of its own:
+#   text                   text and prompts from the installed packages (HOLD_OUT names packages)
+#   own, own.chat          what the target writes itself, beside the text (five minutes; again for more)
+#   encode                 the text as tokens
+#   train                  one part of the training; again until it says that all steps are done
+#   ablation.NAME          200 short steps; NAME is all, no-anchor-offset or no-flash-noise
+#   compare                all against no-anchor-offset, at both places of large positions
+#   BATCHxCONTEXT[.GAMMA]  beside autoregressive decoding
+set -euo pipefail
+model=$1 recipe=$2 out=$3
+shift 3
+mkdir -p "$out"
+
+train() { # folder, options
+    resume=()
+    [[ ! -f $out/$1/checkpoint.safetensors ]] || resume=(--resume)
+    python3 -m specbench train longspec --config "$recipe" --model "$model" \
+        --data "$out/text/train" --eval-data "$out/text/eval" --output "$out/$1" \
+        "${resume[@]}" "${@:2}"
+}
+
+ablate() { # name, options
+    mkdir -p "$out/ablation/$1"
+    [[ ! -d $out/train/tokens || -d $out/ablation/$1/tokens ]] ||
+        cp -r "$out/train/tokens" "$out/ablation/$1/tokens"
+    train "ablation/$1" --short-steps 200 --long-steps 0 --eval-every 10 "${@:2}"
+}
+
+for stage in "$@"; do
+    case $stage in
+    text)
+        hold_out=()
+        for package in ${HOLD_OUT:-}; do hold_out+=(--hold-out "$package"); done
+        python3 scripts/code_text.py "$out/text" --prompts 24 "${hold_out[@]}"
+        ;;
+    own | own.chat)
+        chat=()
+        [[ $stage != *.chat ]] || chat=(--chat)
+        python3 scripts/target_text.py "$model" "$out/text/train/code.jsonl" \
+            "$out/text/train/$stage.jsonl" "${chat[@]}"
+        ;;
+    encode) train train --encode-only ;;
+    train) train train ;;
+    ablation.all) ablate all ;;
+    ablation.no-anchor-offset) ablate no-anchor-offset --no-anchor-offset ;;
+    ablation.no-flash-noise) ablate no-flash-noise --no-flash-noise ;;
+    compare)
+        for place in far long; do
+            python3 scripts/longspec_ablation.py "$out"/ablation/{all,no-anchor-offset} \
+                --place $place --output "$out/ablation/$place"
+        done
+        ;;
+    *)
+        shape=${stage%.*} gamma=4
+        [[ $stage != *.* ]] || gamma=${stage#*.}
+        batch=${shape%x*}
+        python3 -m specbench run --model "$model" --method longspec \
+            --draft-weights "${DRAFT:-$out/train/draft}" --gamma "$gamma" \
+            --dataset "file:$out/text/prompts.jsonl" --no-chat-template \
+            --batch-size "$batch" --num-prompts $((batch > 4 ? batch : 4)) \
+            --context-len "${shape#*x}" --max-new-tokens 256 --repeats 3 --output "$out/$stage"
+        ;;
+    esac
+done

@@ -1,0 +1,95 @@
+"""Two trainings compared on held-out text: loss against steps, and how many steps one saves.
+
+python scripts/longspec_ablation.py runs/with runs/without --place long --output ablation
+"""
+
+import argparse
+import csv
+import io
+from pathlib import Path
+
+from specbench.files import write_atomically
+from specbench.train.curves import read_curve
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write `ablation.csv` and `ablation.png`, and print the ratio."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folders", type=Path, nargs=2, metavar="TRAINING")
+    parser.add_argument("--place", default="long", choices=("near", "far", "long"))
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args(argv)
+    curves = {folder.name: losses(folder, options.place) for folder in options.folders}
+    ratio = steps_ratio(*curves.values())
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("training", "place", "step", "loss"))
+    for name, curve in curves.items():
+        writer.writerows((name, options.place, step, f"{loss:.6g}") for step, loss in curve)
+    options.output.mkdir(parents=True, exist_ok=True)
+    write_atomically(options.output / "ablation.csv", text.getvalue().encode())
+    write_atomically(options.output / "ablation.png", draw(curves, options.place))
+    first, second = curves
+    shown = "never" if ratio is None else f"{ratio:.2f} times fewer steps"
+    print(f"{first} reaches the last loss of {second} at the place {options.place} in: {shown}")
+
+
+def losses(folder: Path, place: str) -> list[tuple[int, float]]:
+    """Steps taken and the held-out loss then, the mean over the lags."""
+    found: dict[int, list[float]] = {}
+    for row in read_curve(folder / "eval.csv"):
+        if row["place"] == place:
+            found.setdefault(int(row["step"]) + 1, []).append(float(row["loss"]))
+    if not found:
+        raise SystemExit(f"{folder} has no evaluation at the place {place!r}")
+    return [(step, sum(values) / len(values)) for step, values in found.items()]
+
+
+def steps_ratio(first: list[tuple[int, float]], second: list[tuple[int, float]]) -> float | None:
+    """Steps of `second` to its lowest loss, over those of `first` to the same; None: never.
+
+    Between two evaluations the loss is taken as linear.
+    """
+    steps, wanted = min(second, key=lambda point: point[1])
+    before: tuple[int, float] | None = None
+    for step, loss in first:
+        if loss <= wanted:
+            if before is None:
+                return steps / step
+            share = (before[1] - wanted) / (before[1] - loss)
+            return steps / (before[0] + share * (step - before[0]))
+        before = step, loss
+    return None
+
+
+def draw(curves: dict[str, list[tuple[int, float]]], place: str) -> bytes:
+    """The PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from specbench.results.plots.style import COLOURS, MARKERS
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    for number, (name, curve) in enumerate(curves.items()):
+        axes.plot(
+            *zip(*curve, strict=True), color=COLOURS[number], marker=MARKERS[number], label=name
+        )
+    axes.set(
+        xlabel="optimizer step",
+        ylabel="cross-entropy (nats a token)",
+        title=f"Held-out loss of a LongSpec draft, place: {place}",
+    )
+    axes.grid(alpha=0.3)
+    axes.legend()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    pyplot.close(figure)
+    return buffer.getvalue()
+
+
+if __name__ == "__main__":
+    main()

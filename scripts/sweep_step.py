@@ -1,0 +1,139 @@
+"""Device time of iterations by fused products: python scripts/sweep_step.py OUT [SHAPE...].
+
+SHAPE is MODEL:BATCHxCONTEXT, weights and caches random. A graph is replayed on the same state.
+"""
+
+import csv
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from specbench.engine.dummy import SHAPES, randomise
+from specbench.engine.engine import Engine
+from specbench.engine.graph import capture
+from specbench.engine.hf_config import from_hf
+from specbench.engine.model import Transformer
+from specbench.engine.sampling import Sampling
+from specbench.engine.triton_compute import Fusion, TritonCompute
+from specbench.methods.autoregressive import Autoregressive
+from specbench.methods.base import EngineMethod, Parameters
+from specbench.methods.vegas import Vegas, VegasParameters
+
+DEFAULT = (
+    "qwen2.5-coder-0.5b:1x24000",
+    "qwen2.5-coder-0.5b:16x24000",
+    "qwen2.5-coder-0.5b:64x8000",
+)
+GAMMA = 6
+
+
+def make_engine(name: str, batch: int, context: int) -> Engine:
+    """Random weights and random keys and values."""
+    config = from_hf(SHAPES[name], name)
+    model = Transformer(config, context + 64, torch.bfloat16, "cuda")
+    randomise(model, 0)
+    engine = Engine(model, rows=batch, max_len=context + 64)
+    engine.cache.keys.normal_()
+    engine.cache.values.normal_()
+    return engine
+
+
+def fill(engine: Engine, context: int) -> None:
+    """Every row a request of `context` tokens."""
+    for row in range(engine.batch.rows):
+        engine._pages[row] = engine.cache.allocate(context + 64)
+        engine.batch.reserve(row, engine._pages[row])
+        engine.batch.admit(row, row, context, 17 + row, 40)
+        engine.method.admit(row, engine.batch)
+
+
+def milliseconds(
+    engine: Engine, method: EngineMethod, context: int, part: str, profile: bool
+) -> float:
+    """Median device time of one replay, the state put back before each."""
+    engine.use(method, Sampling())
+    fill(engine, context)
+    batch = engine.batch
+
+    def restore() -> None:
+        batch.lengths.fill_(context)
+        batch.remaining.fill_(40)
+        batch.active.fill_(True)
+
+    def draft() -> torch.Tensor:
+        made = method.draft(batch)
+        assert made is not None
+        return made.tokens
+
+    with torch.inference_mode():
+        work = engine.iterate if part == "iteration" else draft
+        restore()
+        graph, _ = capture(work, torch.cuda.graph_pool_handle())
+        found = []
+        for _ in range(15):
+            restore()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            found.append(begin.elapsed_time(end))
+        if profile:
+            restore()
+            print_kernels(graph)
+    engine.release_all()
+    engine.forget(method)
+    method.unbind()
+    return sorted(found)[len(found) // 2]
+
+
+def print_kernels(graph: torch.cuda.CUDAGraph) -> None:
+    """Where a replay's time goes: microseconds and launches by kernel."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        graph.replay()
+        torch.cuda.synchronize()
+    for event in sorted(trace.key_averages(), key=lambda e: -e.self_device_time_total)[:14]:
+        print(f"    {event.self_device_time_total:8.1f} us {event.count:5} x {event.key[:90]}")
+
+
+def main(out: str, *shapes: str) -> None:
+    rows: list[dict[str, Any]] = []
+    for shape in shapes or DEFAULT:
+        name, size = shape.split(":")
+        batch, context = map(int, size.split("x"))
+        engine = make_engine(name, batch, context)
+        full = Fusion()
+        variants = {"all": full, "none": Fusion(0, 0, 0, 0, 0)}
+        for field in asdict(full):
+            variants[f"all but {field}"] = replace(full, **{field: 0})
+        for label, fusion in variants.items():
+            engine.compute = TritonCompute(engine.model, engine.cache, fusion)
+            vegas = Vegas(VegasParameters(gamma=GAMMA, kept_ratio=0.05))
+            times = {
+                key: milliseconds(engine, method, context, part, label == "all")
+                for key, method, part in (
+                    ("ar_step", Autoregressive(Parameters()), "iteration"),
+                    ("drafts", vegas, "draft"),
+                    ("iteration", vegas, "iteration"),
+                )
+            }
+            times["draft_step"] = times["drafts"] / GAMMA
+            times["verify_and_rest"] = times["iteration"] - times["drafts"]
+            rows.append({"shape": shape, "fusion": label} | times)
+            line = "  ".join(f"{key} {value:.3f}" for key, value in times.items())
+            print(f"{shape:34} {label:16} {line}", flush=True)
+        del engine
+        torch.cuda.empty_cache()
+    with open(out, "w", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,126 @@
+"""The device time of a captured iteration: with the method's choosing, without it, and by phase."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specbench.engine.engine import Engine
+from specbench.engine.graph import capture
+from specbench.engine.trace import Kernel, Split, split
+
+if TYPE_CHECKING:
+    from torch.cuda import CUDAGraph
+
+_REPLAYS = 8
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Seconds of one iteration of a full batch.
+
+    Attributes
+    ----------
+    iteration : float
+        Median over the turns, of replays one after the other.
+    frozen : float
+        The same without what the method does to choose: no scores collected, the sets as they were.
+    split, frozen_split : Split
+        A trace of one replay of each.
+    """
+
+    iteration: float
+    frozen: float
+    split: Split
+    frozen_split: Split
+
+    @property
+    def selection(self) -> float:
+        """What choosing costs: the difference of the two."""
+        return self.iteration - self.frozen
+
+    @property
+    def selection_in_trace(self) -> float:
+        """The same from the traces: kernels of choosing, and what collecting adds to verifying."""
+        verify = self.split.phases["verify"] - self.frozen_split.phases["verify"]
+        return self.split.phases["selection"] + verify
+
+
+def probe(engine: Engine, turns: int = 5) -> Probe:
+    """Measure the running batch, which goes on decoding meanwhile; its tokens are lost.
+
+    Parameters
+    ----------
+    engine : Engine
+        On a CUDA device, with a captured method, and requests that have ``(4 turns + 40) * (gamma +
+        1)`` tokens to go.
+    turns : int
+        The two graphs are timed in turns, so often.
+    """
+    with torch.inference_mode():
+        pool = torch.cuda.graph_pool_handle()
+        plain, _ = capture(engine.iterate, pool)
+        with _frozen(engine):
+            frozen, _ = capture(engine.iterate, pool)
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for _ in range(turns):
+            for is_frozen, graph in ((False, plain), (True, frozen)):
+                times[is_frozen].append(_seconds(graph))
+        split_plain = _traced(engine)
+        with _frozen(engine):
+            split_frozen = _traced(engine)
+    return Probe(median(times[False]), median(times[True]), split_plain, split_frozen)
+
+
+@contextmanager
+def _frozen(engine: Engine) -> Iterator[None]:
+    engine.frozen = True
+    try:
+        yield
+    finally:
+        engine.frozen = False
+
+
+def _seconds(graph: "CUDAGraph") -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(_REPLAYS):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3 / _REPLAYS
+
+
+def _traced(engine: Engine) -> Split:
+    """The split of one replay, of a graph of its own with markers in it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from specbench.kernels.mark.triton import NAME, mark
+
+    place = torch.zeros(1, dtype=torch.int32, device=engine.device)
+    phases = engine.phases
+    phases.mark = lambda: mark(place)
+
+    def iterate() -> Tensor:
+        phases.marks.clear()
+        return engine.iterate()
+
+    try:
+        graph, _ = capture(iterate, torch.cuda.graph_pool_handle())
+        graph.replay()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            graph.replay()
+            torch.cuda.synchronize()
+    finally:
+        phases.mark = None
+    kernels = [
+        Kernel(event.name, event.time_range.start * 1e-6, event.time_range.end * 1e-6)
+        for event in trace.events()
+        if event.device_type.name == "CUDA"
+    ]
+    return split(kernels, phases.marks, NAME)

@@ -1,0 +1,437 @@
+"""Forwards in Triton kernels: five launches a layer for a few rows, cuBLAS's products for more."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench.engine.batch import Batch
+from specbench.engine.compute import Compute
+from specbench.engine.forward import FullAttention, ScoreCollector, SparseAttention
+from specbench.engine.kv_cache import PAGE_SIZE, KVCache, pages_for
+from specbench.engine.model import Attention, Layer, Transformer
+from specbench.engine.sampling import Sampling, argmax, invalid
+from specbench.kernels.flash_attention import Peer
+from specbench.kernels.head.sample import probabilities as sampled_probabilities
+from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
+from specbench.kernels.launch import Scratch
+from specbench.kernels.linear.plan import MAX_ROWS, scratch_size
+from specbench.kernels.linear.plan import choose as choose_linear
+from specbench.kernels.linear.triton import linear_prenorm, linear_small
+from specbench.kernels.mlp.triton import gate_up_small, silu_mul
+from specbench.kernels.norm.reference import Prenormed
+from specbench.kernels.norm.triton import add_rms_norm, prenorm, rms_norm
+from specbench.kernels.paged_attention.launch import multiprocessors
+from specbench.kernels.paged_attention.reference import Collect, collect_scores
+from specbench.kernels.paged_attention.triton import PagedAttention
+from specbench.kernels.qkv.project import choose as choose_qkv
+from specbench.kernels.qkv.project import project_rope_write_kv
+from specbench.kernels.qkv.triton import rope_write_kv
+from specbench.kernels.selection.triton import select
+from specbench.kernels.selection.workspace import SelectionWorkspace
+from specbench.kernels.sparse_attention.triton import sparse_attention
+from specbench.kernels.sparse_attention.workspace import SparseAttentionWorkspace
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Up to how many rows each projection is computed by a kernel of ours; cuBLAS takes the rest.
+
+    Attributes
+    ----------
+    qkv, o, gate_up, down, head : int
+        At most 64.
+    """
+
+    qkv: int = MAX_ROWS
+    o: int = MAX_ROWS
+    gate_up: int = MAX_ROWS
+    down: int = MAX_ROWS
+    head: int = MAX_ROWS
+
+
+class TritonCompute(Compute):
+    """The kernels of `specbench.kernels`, with the memory that they share.
+
+    Parameters
+    ----------
+    model : Transformer
+    cache : KVCache
+    fusion : Fusion, optional
+        By default all that fits.
+    flash : Peer, optional
+        FlashAttention, for prefill.
+    flash_decode : bool
+        And for decoding without drafts.
+    """
+
+    capturable = True
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: KVCache,
+        fusion: Fusion | None = None,
+        flash: Peer | None = None,
+        flash_decode: bool = False,
+    ) -> None:
+        super().__init__(model, cache)
+        self.flash, self.flash_decode = flash, flash_decode
+        self.device = cache.keys.device
+        # an unnormed product of float16 can overflow, so there the norm stays apart
+        self.fusion = fusion or (
+            Fusion(0, MAX_ROWS, 0, MAX_ROWS, 0) if model.dtype == torch.float16 else Fusion()
+        )
+        self._narrow: tuple[FullAttention, Tensor, Tensor] | None = None
+        self._paged: dict[tuple[int, int, int, Collect | None, bool], PagedAttention] = {}
+        self._sparse: dict[int, SparseAttentionWorkspace] = {}
+        self._selection: dict[tuple[int, int, int], SelectionWorkspace] = {}
+
+    @property
+    def name(self) -> str:
+        """For the records."""
+        if self.flash is None:
+            return "triton"
+        return f"triton, {self.flash.name} for prefill{' and decode' if self.flash_decode else ''}"
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """See `Compute`."""
+        if not isinstance(attention, FullAttention | SparseAttention):
+            # attention of a method's own takes keys and values from the caller
+            out: Tensor = self.model(tokens, positions, attention)
+            return out
+        stream = self._stream(tokens, positions, attention)
+        h = stream.normed(self.model.final_norm, self.model.config.rms_norm_eps)
+        return h.view(*tokens.shape, -1)
+
+    def best(
+        self, tokens: Tensor, positions: Tensor, attention: Attention
+    ) -> tuple[Tensor, Tensor]:
+        """See `Compute`."""
+        model = self.model
+        few = tokens.numel() <= self.fusion.head
+        if few and isinstance(attention, FullAttention | SparseAttention):
+            stream = self._stream(tokens, positions, attention)
+            best, bad = head_argmax(
+                stream.prenormed(model.final_norm),
+                model.head,
+                eps=model.config.rms_norm_eps,
+                scratch=self._scratch,
+            )
+            return best.view(tokens.shape), bad.view(tokens.shape)
+        # in the model's type: rounding to float32 alters neither order nor ties
+        logits = F.linear(self.hidden(tokens, positions, attention), model.head)
+        return argmax(logits), invalid(logits)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Compute`; in the model's type, which the sampling kernels take as it is."""
+        return F.linear(hidden, self.model.head)
+
+    def probabilities(self, logits: Tensor, sampling: Sampling) -> Tensor:
+        """See `Compute`."""
+        return sampled_probabilities(logits, sampling)
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        block_table: Tensor,
+        kv_lens: Tensor,
+        q_lens: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """See `Compute`."""
+        rows, queries, heads, _ = q.shape
+        paged = self._paged_workspace(rows, queries, None, heads)
+        return paged(q, *self.cache.layer(layer), block_table, kv_lens, q_lens, scale)
+
+    def select_slots(
+        self,
+        scores: Tensor,
+        ranked: Tensor,
+        keep: Tensor,
+        batch: Batch,
+        rows: slice,
+        out: Tensor,
+        sinks: int = 0,
+        window: int = 0,
+    ) -> None:
+        """See `Compute`."""
+        layers, requests, sets, length = scores.shape
+        width = out.shape[-1]
+        key = layers * requests * sets, length, width
+        if key not in self._selection:
+            self._selection[key] = SelectionWorkspace(*key, self.device)
+        select(
+            scores,
+            ranked,
+            keep,
+            width,
+            sinks,
+            window,
+            block_table=batch.block_table[rows],
+            page_size=PAGE_SIZE,
+            workspace=self._selection[key],
+            out=out,
+        )
+
+    def _stream(
+        self, tokens: Tensor, positions: Tensor, attention: FullAttention | SparseAttention
+    ) -> "_Stream":
+        """The residual stream after the last layer."""
+        model, fusion = self.model, self.fusion
+        eps, n = model.config.rms_norm_eps, tokens.numel()
+        flat, slots = (x.reshape(-1).contiguous() for x in (positions, attention.slots))
+        stream = _Stream(F.embedding(tokens.reshape(-1), model.embed))
+        layers = cast(list[Layer], list(model.layers))
+        for index, layer in enumerate(layers):
+            keys, values = self.cache.layer(index)
+            place = (layer.qk_norm, model.cos, model.signed_sin, flat, slots, keys, values, eps)
+            if n <= fusion.qkv:
+                q = project_rope_write_kv(
+                    stream.prenormed(layer.attn_norm),
+                    layer.qkv,
+                    layer.qkv_bias,
+                    *place,
+                    scratch=self._scratch,
+                )
+            else:
+                h = stream.normed(layer.attn_norm, eps)
+                q = rope_write_kv(F.linear(h, layer.qkv), layer.qkv_bias, *place)
+            out = self._attend(attention, index, q.view(*tokens.shape, *q.shape[1:])).view(n, -1)
+            if n <= fusion.o:
+                norm = layer.mlp_norm if n <= fusion.gate_up else None
+                self._add(stream, out, layer.o, layer.o_bias, norm)
+            else:
+                stream.add(F.linear(out, layer.o, layer.o_bias))
+            if n <= fusion.gate_up:
+                gated = gate_up_small(
+                    stream.prenormed(layer.mlp_norm), layer.gate_up, layer.gate_up_bias, eps=eps
+                )
+            else:
+                h = stream.normed(layer.mlp_norm, eps)
+                gated = silu_mul(F.linear(h, layer.gate_up, layer.gate_up_bias))
+            if n <= fusion.down:
+                last = index + 1 == len(layers)
+                wanted = n <= (fusion.head if last else fusion.qkv)
+                following = model.final_norm if last else layers[index + 1].attn_norm
+                self._add(stream, gated, layer.down, layer.down_bias, following if wanted else None)
+            else:
+                stream.add(F.linear(gated, layer.down, layer.down_bias))
+        return stream
+
+    def _add(
+        self,
+        stream: "_Stream",
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        norm: Tensor | None,
+    ) -> None:
+        """A projection onto the stream in one launch, the beginning of the next norm with it."""
+        residual, scratch = stream.settled(), self._scratch
+        if norm is None:
+            linear_small(x, weight, bias, residual=residual, scratch=scratch)
+        else:
+            stream.ready = linear_prenorm(
+                x, weight, bias, norm=norm, residual=residual, scratch=scratch
+            )
+
+    def _attend(self, attention: FullAttention | SparseAttention, layer: int, q: Tensor) -> Tensor:
+        """Attention of `q` `[R, Q, H, D]`, whose keys and values are in the cache."""
+        keys, values = self.cache.layer(layer)
+        if isinstance(attention, SparseAttention):
+            return sparse_attention(
+                q,
+                keys,
+                values,
+                attention.selected[layer],
+                attention.tail,
+                attention.scale,
+                workspace=self._sparse_workspace(q),
+            )
+        collector = attention.collector
+        if attention.length is not None:
+            # chunks differ in their length: for each, a kernel would be compiled anew
+            if self.flash is None:
+                out = gathered_attention(q, keys, values, attention, attention.length)
+            else:
+                out = self._flash(q, keys, values, attention, attention.length)
+            if collector is not None:
+                self._collect_prefill(q, keys, attention, collector, layer)
+            return out
+        rows, queries = q.shape[:2]
+        lengths = attention.kv_lens, attention.q_lens
+        common = keys, values, attention.block_table, *lengths, attention.scale
+        collect = None if collector is None else collector.collect
+        if self.flash_decode and collector is None and queries == 1:
+            return self._flash(q, keys, values, attention, self.model.max_len)
+        norm = None if collector is None or collector.norm is None else collector.norm[layer]
+        paged = self._paged_workspace(rows, queries, collect, one_pass=norm is not None)
+        if collector is None:
+            return paged(q, *common)
+        scores = collector.scores[layer]
+        return paged(q, *common, ranked=collector.ranked, scores=scores, norm=norm)
+
+    def _flash(
+        self, q: Tensor, keys: Tensor, values: Tensor, attention: FullAttention, longest: int
+    ) -> Tensor:
+        """By FlashAttention, which takes every row of `q` for one that counts."""
+        assert self.flash is not None
+        if self._narrow is None or self._narrow[0] is not attention:
+            # once a forward: it wants int32
+            self._narrow = attention, attention.block_table.int(), attention.kv_lens.int()
+        _, table, lens = self._narrow
+        return self.flash.attend(q, keys, values, table, lens, longest, True)
+
+    def _collect_prefill(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        attention: FullAttention,
+        collector: ScoreCollector,
+        layer: int,
+    ) -> None:
+        """Scores of a prompt's chunk: of its last row by the kernel, else by the reference."""
+        collect, scores = collector.collect, collector.scores[layer]
+        if collect.queries != "last" or collect.last != 1 or collect.add:
+            collect_scores(
+                q,
+                keys,
+                attention.block_table,
+                attention.kv_lens,
+                attention.q_lens,
+                collector.ranked,
+                attention.scale,
+                collect,
+                scores,
+            )
+            return
+        norm = None if collector.norm is None else collector.norm[layer]
+        # values do not matter for the scores: the keys stand in
+        self._paged_workspace(1, 1, collect)(
+            q[:, -1:].contiguous(),
+            keys,
+            keys,
+            attention.block_table,
+            attention.kv_lens,
+            torch.ones_like(attention.q_lens),
+            attention.scale,
+            lse=None if norm is None else norm[:, :1],
+            ranked=collector.ranked,
+            scores=scores,
+        )
+        if norm is not None:
+            norm[:, 1:] = norm[:, :1]
+
+    def _paged_workspace(
+        self,
+        rows: int,
+        queries: int,
+        collect: Collect | None,
+        heads: int | None = None,
+        one_pass: bool = False,
+    ) -> PagedAttention:
+        config = self.model.config
+        heads = heads or config.num_heads
+        key = rows, queries, heads, collect, one_pass
+        if key not in self._paged:
+            self._paged[key] = PagedAttention(
+                rows,
+                queries,
+                heads,
+                config.num_kv_heads,
+                config.head_dim,
+                self.model.max_len,
+                self.model.dtype,
+                self.device,
+                collect,
+                one_pass,
+            )
+        return self._paged[key]
+
+    def _sparse_workspace(self, q: Tensor) -> SparseAttentionWorkspace:
+        rows = len(q)
+        if rows not in self._sparse:
+            config = self.model.config
+            self._sparse[rows] = SparseAttentionWorkspace(
+                rows, config.num_heads, config.num_kv_heads, config.head_dim, q.dtype, self.device
+            )
+        return self._sparse[rows]
+
+    @cached_property
+    def _scratch(self) -> Scratch:
+        """Enough for every projection of up to 64 rows."""
+        config, sms = self.model.config, multiprocessors(self.device)
+        dim, hidden = config.head_dim, config.hidden_size
+        heads = config.num_heads + 2 * config.num_kv_heads
+        needs = [(0, SCRATCH_TILES)]
+        for rows in (16, 32, 64):
+            qkv = choose_qkv(rows, heads, dim, hidden, sms)
+            needs.append(scratch_size(rows, heads * qkv.block_n, hidden, qkv, alone=True))
+            for inner in (config.num_heads * dim, config.intermediate_size):
+                launch = choose_linear(rows, hidden, inner, sms)
+                needs.append(scratch_size(rows, hidden, inner, launch))
+        floats, tiles = (max(sizes) for sizes in zip(*needs, strict=True))
+        return Scratch.make(self.device, floats, tiles)
+
+
+def gathered_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, attention: FullAttention, length: int
+) -> Tensor:
+    """Causal attention of one request's chunk `[1, Q, H, D]`, by torch's own kernels."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    pages = attention.block_table[0, : pages_for(length)]
+    k, v = (
+        cache[pages].flatten(0, 1)[:length].transpose(0, 1)[None] for cache in (k_cache, v_cache)
+    )
+    group = q.shape[2] // k.shape[1]
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k,
+        v,
+        attn_mask=causal_lower_right(q.shape[1], length),
+        scale=attention.scale,
+        enable_gqa=group > 1,
+    )
+    return out.transpose(1, 2).contiguous()
+
+
+class _Stream:
+    """The residual stream, what is still to be added to it, and the norm that was begun on it."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.delta: Tensor | None = None
+        self.ready: Prenormed | None = None
+
+    def add(self, delta: Tensor) -> None:
+        """Add with the next norm, in one launch."""
+        self.x = self.settled()
+        self.delta = delta
+
+    def settled(self) -> Tensor:
+        """The stream with everything added; a norm begun before is out of date then."""
+        if self.delta is not None:
+            self.x += self.delta
+        self.delta = self.ready = None
+        return self.x
+
+    def normed(self, weight: Tensor, eps: float) -> Tensor:
+        """The RMS norm."""
+        delta, self.delta = self.delta, None
+        if delta is None:
+            return rms_norm(self.x, weight, eps)
+        return add_rms_norm(self.x, delta, weight, eps)
+
+    def prenormed(self, weight: Tensor) -> Prenormed:
+        """The same, for a product that completes it."""
+        ready, self.ready = self.ready, None
+        if ready is not None:
+            return ready
+        delta, self.delta = self.delta, None
+        return prenorm(self.x, weight, delta)

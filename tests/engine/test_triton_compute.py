@@ -1,0 +1,143 @@
+"""The engine on the Triton kernels gives what it gives in plain torch."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from specbench.engine.compute import Backend, ReferenceCompute, make_compute
+from specbench.engine.engine import Engine
+from specbench.engine.forward import FullAttention
+from specbench.engine.sampling import Sampling
+from specbench.engine.triton_compute import Fusion, TritonCompute
+from specbench.errors import UsageError
+from specbench.methods.base import EngineMethod
+from tests.support.buffers import DEVICE
+from tests.support.tiny import (
+    autoregressive,
+    decode,
+    longspec,
+    magicdec,
+    prompts,
+    tiny_model,
+    vegas,
+)
+
+SHAPES = {
+    "llama": {},
+    "qwen2": {"qkv_bias": True, "tie_word_embeddings": True, "num_heads": 6, "num_kv_heads": 2},
+    "qwen3": {"qk_norm": True, "head_dim": 16},
+}
+# the interpreter takes half a minute for each
+SLOW = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+METHODS = {
+    "autoregressive": autoregressive(),
+    "vegas, one set a layer": vegas(share="layer", score="logit"),
+    "vegas, divided by the sum before": vegas(normaliser="previous"),
+    "stream": magicdec("stream"),
+    "snapkv": magicdec("snapkv"),
+    "longspec": longspec(),
+}
+
+
+def tokens(
+    backend: Backend,
+    method: EngineMethod,
+    sampling: Sampling,
+    fusion: Fusion | None = None,
+    **shape: object,
+) -> list[list[int]]:
+    """Outputs of three prompts, of which two decode together."""
+    model = tiny_model(3, torch.float32, 64, **shape).to(DEVICE)
+    engine = Engine(model, rows=2, max_len=64, backend=backend, prefill_chunk=16)
+    if fusion is not None:
+        engine.compute = TritonCompute(model, engine.cache, fusion)
+    outputs = decode(engine, method, prompts(3, [21, 5, 33]), 6, sampling)
+    engine.cache.check_integrity()
+    return [outputs[i].output_ids for i in range(3)]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(s, id=n, marks=[] if n == "qwen2" else SLOW) for n, s in SHAPES.items()],
+)
+def test_vegas_of_every_architecture(shape: dict[str, object]) -> None:
+    expected = tokens("sdpa", autoregressive(), Sampling(), **shape)
+    assert tokens("triton", vegas(), Sampling(), **shape) == expected
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_every_method(method: EngineMethod) -> None:
+    expected = tokens("sdpa", autoregressive(), Sampling())
+    assert tokens("triton", method, Sampling()) == expected
+
+
+def test_products_by_the_library_instead() -> None:
+    expected = tokens("sdpa", autoregressive(), Sampling())
+    assert tokens("triton", vegas(), Sampling(), Fusion(0, 0, 0, 0, 0)) == expected
+
+
+@pytest.mark.parametrize("only", ["qkv", "o", "gate_up", "down", "head"])
+def test_one_fused_product_among_others(only: str) -> None:
+    fusion = Fusion(**(dict.fromkeys(Fusion.__dataclass_fields__, 0) | {only: 64}))
+    model = tiny_model(4, torch.float32, 32, qkv_bias=True).to(DEVICE)
+    engine = Engine(model, rows=2, max_len=32, backend="triton")
+    batch = engine.batch
+    ids = torch.tensor([[3], [5]], device=DEVICE)
+    expected = None
+    for compute in (
+        ReferenceCompute(model, engine.cache),
+        TritonCompute(model, engine.cache, fusion),
+    ):
+        engine.compute = compute
+        engine.use(autoregressive(), Sampling())
+        for row in range(2):
+            engine.admit(row, row, prompts(5, [9])[0], 4)
+        position = batch.lengths[:, None].clone()
+        one = torch.ones_like(batch.lengths)
+        attention = FullAttention(
+            engine.cache,
+            batch.block_table,
+            batch.slots(position, batch.active[:, None]),
+            batch.lengths + 1,
+            one,
+            engine.scale,
+            None,
+            engine.phases,
+        )
+        found = compute.hidden(ids, position, attention)
+        engine.release_all()
+        if expected is None:
+            expected = found
+    torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_sampled_outputs() -> None:
+    sampling = Sampling(0.8, 0.95, 20, seed=7)
+    expected = tokens("sdpa", vegas(), sampling)
+    assert tokens("triton", vegas(), sampling) == expected
+
+
+def test_what_cannot_be_had_is_said() -> None:
+    model = tiny_model(0, torch.float64, 32)
+    with pytest.raises(UsageError, match="float32 at most"):
+        Engine(model, rows=1, max_len=32, backend="triton")
+    engine = Engine(model, rows=1, max_len=32)
+    assert engine.compute.name == "reference"
+    assert make_compute("sdpa", model, engine.cache).name == "reference"
+
+
+def test_the_host_may_be_an_iteration_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(6, torch.float64)
+
+    def outputs() -> list[tuple[list[int], list[int], list[int]]]:
+        engine = Engine(model, rows=2, max_len=256)
+        done = decode(engine, vegas(), prompts(6, [40, 3, 70, 9]), [9, 30, 1, 17])
+        assert all(len(g.times.steps.step_s) == len(g.committed) for g in done.values())
+        return [
+            (done[i].output_ids, done[i].committed, done[i].times.steps.running) for i in range(4)
+        ]
+
+    expected = outputs()
+    monkeypatch.setattr(Engine, "overlaps", True)
+    assert outputs() == expected
