@@ -10,6 +10,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from specbench.cli_help import complete_datasets, complete_methods, group_of
 from specbench.config import RunConfig
 
 # Options that may be repeated and that take lists such as "aime25,codeelo".
@@ -19,6 +20,7 @@ NUMBERS = ("ratios", "gammas")
 # Options that may be repeated and whose values are taken whole, with what the help calls a value.
 REPEATED = {"vllm_arg": "KEY=VALUE", "data": "TEXT", "eval_data": "TEXT"}
 
+_COMPLETE = {"method": complete_methods, "dataset": complete_datasets}
 # What the help calls a value; RunConfig parses it, so that there is one set of messages.
 _VALUES = {bool: None, int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
@@ -84,6 +86,8 @@ def _annotation(name: str, field: FieldInfo) -> Any:
         help=f"{help_text} Default: {default}." if default else help_text,
         metavar=metavar,
         show_default=False,
+        rich_help_panel=group_of(name),
+        autocompletion=_COMPLETE.get(name),
     )
     return Annotated[kind | None, option]
 

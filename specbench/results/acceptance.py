@@ -1,4 +1,4 @@
-"""How many tokens a verification yields, and how an iteration's time is split."""
+"""How many tokens a verification yields."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,8 +9,6 @@ from specbench.results.cells import Cell, Group
 from specbench.results.invariants import InvariantError
 from specbench.results.metrics import Metric, Row, Table
 from specbench.results.records import RequestRecord
-
-PARTS = ("draft", "verify", "selection", "sampling", "other")
 
 
 @dataclass(frozen=True)
@@ -185,71 +183,8 @@ class PerPosition(Acceptance):
         return dict(zip(self.columns, rates, strict=True))
 
 
-class TimeSplit(Metric):
-    """Milliseconds of one iteration with the batch full, split; selection's share of it.
-
-    `break_even_al` is the iteration over the autoregressive one: the AL below which drafting loses.
-    """
-
-    table: ClassVar[Table] = "overhead"
-    columns = (
-        "iterations",
-        "iteration_ms",
-        *(f"{part}_ms" for part in PARTS),
-        "selection_percent",
-        "break_even_al",
-        "overhead_source",
-    )
-
-    def compute(self, cell: Cell, group: Group) -> Row:
-        count, total, split = _split(cell)
-        if not count:
-            return {}
-        row: Row = {"iterations": round(count, 3), "iteration_ms": 1e3 * total / count}
-        if cell.speculative:
-            row["break_even_al"] = self._break_even(total / count, group)
-        if split is not None:
-            row |= {f"{part}_ms": 1e3 * split[part] / count for part in PARTS}
-            row["overhead_source"] = "timers (CPU)"
-            if cell.speculative and total > 0:
-                row["selection_percent"] = 100 * split["selection"] / total
-        return row
-
-    def _break_even(self, iteration: float, group: Group) -> float | None:
-        base = group.autoregressive
-        if base is None or not base.measured:
-            return None
-        count, total, _ = _split(base)
-        return iteration / (total / count) if count and total > 0 else None
-
-
 def _ratios(parts: list[int], wholes: list[int]) -> list[float | None]:
     return [a / b if b else None for a, b in zip(parts, wholes, strict=True)]
-
-
-def _split(cell: Cell) -> tuple[float, float, dict[str, float] | None]:
-    """Full iterations, their seconds, and those of their parts where these are known.
-
-    A request bears 1/running of each.
-    """
-    parts = dict.fromkeys(PARTS, 0.0)
-    count = total = 0.0
-    known = True
-    for record in cell.healthy:
-        steps = record.times.steps
-        for i, running in enumerate(steps.running):
-            if running != cell.full_batch:
-                continue
-            count += 1 / running
-            whole = steps.step_s[i] / running
-            total += whole
-            if steps.parts is None:
-                known = False
-                continue
-            spent = [part[i] / running for part in steps.parts]
-            for name, value in zip(PARTS, [*spent, whole - sum(spent)], strict=True):
-                parts[name] += value
-    return count, total, parts if known else None
 
 
 ACCEPTANCE: tuple[Metric, ...] = (
@@ -258,4 +193,3 @@ ACCEPTANCE: tuple[Metric, ...] = (
     Histogram(),
     PerPosition(),
 )
-OVERHEAD: tuple[Metric, ...] = (TimeSplit(),)

@@ -1,6 +1,7 @@
 """Medians over repeats, and bootstrap intervals over prompts and repeats."""
 
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ RESAMPLES = 1000
 SEED = 0
 MIN_REPEATS = 3
 _CONFIDENCE = 95.0
+_Z = 1.959964  # of a normal distribution's middle 95 %
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,38 @@ def speedup(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Arr
         np.where(paired, base_tokens, 0),
         np.where(paired, base_seconds, 0),
     )
+
+
+def mean(values: Array) -> Estimate:
+    """The mean of one score a prompt, with its 95 % interval over prompts.
+
+    Parameters
+    ----------
+    values : ndarray
+        `[prompts]`, from 0 to 1, each a mean over repeats.
+
+    Returns
+    -------
+    Estimate
+        Where every score is right or wrong the interval is Wilson's (1927), which stays sensible
+        where none or all are right; else a bootstrap's. None of it without prompts.
+    """
+    count = len(values)
+    if not count:
+        return Estimate()
+    value = float(values.mean())
+    if np.isin(values, (0.0, 1.0)).all():
+        z2 = _Z**2
+        middle = (value + z2 / (2 * count)) / (1 + z2 / count)
+        half = _Z * sqrt(value * (1 - value) / count + z2 / (4 * count**2)) / (1 + z2 / count)
+        return Estimate(value, max(0.0, middle - half), min(1.0, middle + half))
+    if count == 1:
+        return Estimate(value)
+    random = np.random.default_rng(SEED)
+    drawn = values[random.integers(count, size=(RESAMPLES, count))].mean(axis=1)
+    tail = (100 - _CONFIDENCE) / 2
+    low, high = np.percentile(drawn, [tail, 100 - tail])
+    return Estimate(value, float(low), float(high))
 
 
 def _estimate(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Array) -> Estimate:

@@ -47,6 +47,7 @@ def test_it_leaves_what_a_reader_needs(tuned: Path) -> None:
     assert names >= {
         *("study.journal", "trials.csv", "tuned.yaml", "comparison.csv"),
         *("step1.png", "step2.png", "step3.png", "contour.png", "final"),
+        *("step1.svg", "step2.svg", "step3.svg", "contour.svg"),
     }
     assert (tuned / "contour.png").read_bytes().startswith(b"\x89PNG")
     trials = pd.read_csv(tuned / "trials.csv")
