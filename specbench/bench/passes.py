@@ -14,13 +14,15 @@ from specbench.bench.workload import Workload
 from specbench.config import RunConfig
 from specbench.engine.generate import Generated, Progress
 from specbench.engine.sampling import Sampling
-from specbench.errors import DataError
+from specbench.errors import DataError, SpecbenchError
 from specbench.results.degenerate import is_degenerate
-from specbench.results.records import ArmRecord, RequestRecord, Status
+from specbench.results.records import ArmRecord, OverheadRecord, RequestRecord, Status
 from specbench.results.store import RunStore
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from specbench.engine.probe import Probe
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class Runner:
             with closing(backend.generate(requests, sampling, progress, segment)) as decoded:
                 for generated in decoded:
                     self.store.append_request(to_record(entry, generated))
+            if entry.repeat == 0:
+                self._measure_overhead(entry, backend)
         except DataError:  # a record that cannot be written ends the run, not the arm
             raise
         except Exception as error:  # an arm's boundary: the other arms go on
@@ -129,6 +133,20 @@ class Runner:
         )
         return status, message
 
+    def _measure_overhead(self, entry: Pass, backend: Backend) -> None:
+        """Split an iteration's device time, off the clock of the passes."""
+        first = entry.workload.requests[: self.rows]
+        try:
+            found = backend.overhead(first, Sampling.from_config(self.config))
+        except SpecbenchError as error:
+            arm, dataset, _ = entry.key
+            self.console.print(
+                f"{arm} on {dataset}: no time split: {error}", markup=False, highlight=False
+            )
+            return
+        if found is not None:
+            self.store.append_overhead(to_overhead(entry, found))
+
     def _warm_up(self, entry: Pass, backend: Backend) -> None:
         """Decode some tokens at the measured shapes, off the record."""
         cell = entry.key[:2]
@@ -144,6 +162,24 @@ class Runner:
             for _ in decoded:
                 pass
         self._warm.add(cell)
+
+
+def to_overhead(entry: Pass, found: "Probe") -> OverheadRecord:
+    """The record of a probe; what collecting adds to verifying is selection's."""
+    arm, dataset, _ = entry.key
+    phases, rest = found.split.phases, found.split.other + found.split.gaps
+    return OverheadRecord(
+        arm=arm,
+        dataset=dataset,
+        iterations=found.iterations,
+        iteration_ms=1e3 * found.iteration,
+        draft_ms=1e3 * phases["draft"],
+        verify_ms=1e3 * found.frozen_split.phases["verify"],
+        selection_ms=1e3 * found.selection,
+        sampling_ms=1e3 * phases["sampling"],
+        other_ms=1e3 * rest,
+        selection_trace_ms=1e3 * found.selection_in_trace,
+    )
 
 
 def to_record(entry: Pass, generated: Generated) -> RequestRecord:

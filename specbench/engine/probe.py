@@ -28,6 +28,8 @@ class Probe:
 
     Attributes
     ----------
+    iterations : int
+        Behind each median.
     iteration : float
         Median over the turns, of replays one after the other.
     frozen : float
@@ -36,6 +38,7 @@ class Probe:
         A trace of one replay of each.
     """
 
+    iterations: int
     iteration: float
     frozen: float
     split: Split
@@ -99,7 +102,8 @@ def probe(engine: Engine, turns: int = 5) -> Probe:
         with _frozen(engine):
             split_frozen = _traced(engine)
         restore()
-    return Probe(median(times[False]), median(times[True]), split_plain, split_frozen)
+    plain_s, frozen_s = (median(times[is_frozen]) for is_frozen in (False, True))
+    return Probe(turns * replays, plain_s, frozen_s, split_plain, split_frozen)
 
 
 @contextmanager

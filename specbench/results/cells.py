@@ -218,7 +218,8 @@ def _build_cell(data: RunData, arm: ArmInfo, dataset: DatasetInfo) -> Cell:
         passes=list(filter(mine, data.passes)),
         verdicts=list(filter(mine, data.verdicts)),
         scores=list(filter(mine, data.scores)),
-        overhead=next(filter(mine, data.overheads), None),
+        # a later one replaces those before it
+        overhead=next(filter(mine, reversed(data.overheads)), None),
         repeats=setting(data.run, "repeats"),
         full_batch=min(setting(data.run, "batch_size"), len(dataset.prompts)),
         dummy=bool(data.run.model.get("dummy")),
