@@ -95,7 +95,7 @@ def run_plan(
         host.engine  # noqa: B018 - what cannot be loaded is refused before a record is written
     open_store = RunStore.resume if config.resume else RunStore.create
     with (
-        open_store(folder, _run_record(plan, model, argv)) as store,
+        open_store(folder, run_record(plan, model, argv)) as store,
         Backends(plan, host, folder) as backends,
     ):
         passes = interleave(plan.arms, plan.workloads, config.repeats)
@@ -167,7 +167,8 @@ def _output_folder(config: RunConfig) -> Path:
     return config.output
 
 
-def _run_record(plan: Plan, model: dict[str, Any], argv: Sequence[str]) -> RunRecord:
+def run_record(plan: Plan, model: dict[str, Any], argv: Sequence[str]) -> RunRecord:
+    """What is written down before a plan is run; `model` as `describe_model` gives it."""
     return RunRecord(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         config=redact(plan.config.model_dump(mode="json")),

@@ -11,6 +11,7 @@ RESAMPLES = 1000
 SEED = 0
 MIN_REPEATS = 3
 _CONFIDENCE = 95.0
+_DEVIATIONS = 1.96  # of a normal distribution, for that confidence
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,15 @@ def speedup(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Arr
         np.where(paired, base_tokens, 0),
         np.where(paired, base_seconds, 0),
     )
+
+
+def proportion(part: int, whole: int) -> Estimate:
+    """The share of `part` in `whole` independent trials, at least one, with Wilson's interval."""
+    share, squared = part / whole, _DEVIATIONS**2 / whole
+    middle = (share + squared / 2) / (1 + squared)
+    spread = (squared * (share * (1 - share) + squared / 4)) ** 0.5 / (1 + squared)
+    # at 0 and 1 the interval ends there, whatever rounding says
+    return Estimate(share, max(middle - spread, 0.0) if part else 0.0, min(middle + spread, 1.0))
 
 
 def _estimate(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Array) -> Estimate:
