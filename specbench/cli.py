@@ -11,6 +11,7 @@ import typer
 from pydantic import BaseModel
 
 import specbench
+from specbench.analyze.config import AnalyzeConfig
 from specbench.cli_help import (
     PROTOCOL,
     REPORT_EXAMPLES,
@@ -188,6 +189,21 @@ def train_longspec(context: typer.Context, config: _ConfigFile = None, **options
     from specbench.train.run import run_training
 
     raise typer.Exit(run_training(chosen, console=_console(), argv=["specbench", *context.obj]))
+
+
+analyze = typer.Typer(help="Measure what a method rests on.", rich_markup_mode=None)
+app.add_typer(analyze, name="analyze")
+
+
+@analyze.command("vegas")
+@_with_options(AnalyzeConfig)
+def analyze_vegas(context: typer.Context, config: _ConfigFile = None, **options: Any) -> None:
+    """Time collecting kernels, compare rows' sets, and what sets from them accept."""
+    chosen = build(AnalyzeConfig, split_lists(options), config)
+
+    from specbench.analyze.run import run_analysis
+
+    raise typer.Exit(run_analysis(chosen, console=_console(), argv=["specbench", *context.obj]))
 
 
 @app.command("kernels")

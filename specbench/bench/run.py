@@ -117,7 +117,7 @@ def run_plan(
         host.engine  # noqa: B018 - what cannot be loaded is refused before a record is written
     open_store = RunStore.resume if config.resume else RunStore.create
     with (
-        open_store(folder, _run_record(plan, model, argv)) as store,
+        open_store(folder, run_record(plan, model, argv)) as store,
         Backends(plan, host, folder) as backends,
     ):
         passes = [
@@ -206,7 +206,8 @@ def _check_output(config: RunConfig) -> None:
         RunStore.check_free(config.output)
 
 
-def _run_record(plan: Plan, model: dict[str, Any], argv: Sequence[str]) -> RunRecord:
+def run_record(plan: Plan, model: dict[str, Any], argv: Sequence[str]) -> RunRecord:
+    """What is written down before a plan is run; `model` as `describe_model` gives it."""
     return RunRecord(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         config=redact(plan.config.model_dump(mode="json")),

@@ -1,14 +1,14 @@
 """How many tokens a verification yields."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from specbench.results.cells import Cell, Group
 from specbench.results.invariants import InvariantError
 from specbench.results.metrics import Metric, Row, Table
-from specbench.results.records import RequestRecord
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,20 @@ class Step:
     committed: int
 
 
-def steps_of(record: RequestRecord) -> list[Step]:
+class Stepped(Protocol):
+    """A completed request: what each of its verifications drafted, accepted and committed."""
+
+    @property
+    def drafted(self) -> list[int] | None: ...
+
+    @property
+    def accepted(self) -> list[int]: ...
+
+    @property
+    def committed(self) -> list[int]: ...
+
+
+def steps_of(record: Stepped) -> list[Step]:
     """The verify steps of a request; none where the engine does not say what it drafted.
 
     Where the output ends inside an accepted prefix (EOS, length limit), the drafts behind the end
@@ -78,7 +91,12 @@ def tally(cell: Cell) -> Tally | None:
     if any(record.drafted is None for record in cell.requests):
         return None
     steps = [step for record in cell.healthy for step in steps_of(record)]
-    places = range(1, cell.gamma + 1)
+    return count_steps(steps, cell.gamma)
+
+
+def count_steps(steps: Sequence[Step], gamma: int) -> Tally:
+    """The sums over `steps` of at most `gamma` drafts."""
+    places = range(1, gamma + 1)
     return Tally(
         rounds=sum(step.drafted > 0 for step in steps),
         drafted=sum(step.drafted for step in steps),

@@ -1,7 +1,6 @@
 """Medians over repeats, and bootstrap intervals over prompts and repeats."""
 
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ RESAMPLES = 1000
 SEED = 0
 MIN_REPEATS = 3
 _CONFIDENCE = 95.0
-_Z = 1.959964  # of a normal distribution's middle 95 %
+_DEVIATIONS = 1.959964  # of a normal distribution, for that confidence
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,7 @@ def mean(values: Array) -> Estimate:
         return Estimate()
     value = float(values.mean())
     if np.isin(values, (0.0, 1.0)).all():
-        z2 = _Z**2
-        middle = (value + z2 / (2 * count)) / (1 + z2 / count)
-        half = _Z * sqrt(value * (1 - value) / count + z2 / (4 * count**2)) / (1 + z2 / count)
-        return Estimate(value, max(0.0, middle - half), min(1.0, middle + half))
+        return proportion(int(values.sum()), count)
     if count == 1:
         return Estimate(value)
     random = np.random.default_rng(SEED)
@@ -91,6 +87,15 @@ def mean(values: Array) -> Estimate:
     tail = (100 - _CONFIDENCE) / 2
     low, high = np.percentile(drawn, [tail, 100 - tail])
     return Estimate(value, float(low), float(high))
+
+
+def proportion(part: int, whole: int) -> Estimate:
+    """The share of `part` in `whole` independent trials, at least one, with Wilson's interval."""
+    share, squared = part / whole, _DEVIATIONS**2 / whole
+    middle = (share + squared / 2) / (1 + squared)
+    spread = (squared * (share * (1 - share) + squared / 4)) ** 0.5 / (1 + squared)
+    # at 0 and 1 the interval ends there, whatever rounding says
+    return Estimate(share, max(middle - spread, 0.0) if part else 0.0, min(middle + spread, 1.0))
 
 
 def _estimate(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Array) -> Estimate:
