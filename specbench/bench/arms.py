@@ -59,10 +59,22 @@ def build_arms(config: RunConfig) -> list[Arm]:
     for setting in config.method_settings():
         if not any(setting in arm.method.parameters_type.model_fields for arm in arms):
             shown = ", ".join(arm.name for arm in arms)
+            others = " or ".join(_variants_with(setting, names))
             raise UsageError(
                 f"--{setting.replace('_', '-')} is no setting of {shown}; leave it out"
+                + (f", or choose {others}" if others else "")
             )
     return arms
+
+
+def _variants_with(setting: str, names: list[str]) -> list[str]:
+    """Variants of the methods `names` that have `setting`."""
+    return [
+        variant
+        for method in map(METHODS.get, names)
+        for variant, kind in method.variants().items()
+        if setting in kind.parameters_type.model_fields
+    ]
 
 
 def _has_vllm(config: RunConfig) -> bool:

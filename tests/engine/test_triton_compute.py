@@ -17,6 +17,7 @@ from tests.support.tiny import (
     autoregressive,
     decode,
     longspec,
+    longspec_tree,
     magicdec,
     prompts,
     self_tree,
@@ -38,7 +39,8 @@ METHODS = {
     "vegas, divided by the sum before": vegas(normaliser="previous"),
     "stream": magicdec("stream"),
     "snapkv": magicdec("snapkv"),
-    "longspec": longspec(),
+    "longspec": longspec_tree(),
+    "longspec, in chains": longspec(),
     "specextend": specextend(),
     "specextend, in trees": self_tree(nodes=4, depth=3),
 }
