@@ -19,6 +19,8 @@ class InformedTree(RandomTree):
     Among them, it is at a random place. What the block itself said is kept in `said`.
     """
 
+    capturable = False
+
     def __init__(self, shape: tuple[int, ...], known: Mapping[int, Sequence[int]]) -> None:
         super().__init__(LongSpecTreeParameters(draft_weights="dummy", tree_shape=shape))
         self.known = known
@@ -33,7 +35,7 @@ class InformedTree(RandomTree):
             place = int(batch.lengths[row]) + 1 + depth
             ahead = self.known.get(request, ())[place : place + 1]
             chance = random.Random(f"{request} {place}")
-            if ahead and chance.random() < 0.9:
+            if len(ahead) and chance.random() < 0.9:
                 best = logits[row].amax(-1)
                 told[row, :, ahead[0]] = best + chance.uniform(-2, 1)
         return told

@@ -123,9 +123,7 @@ def test_a_chain_must_fit_into_the_window(tmp_path: Path) -> None:
         if fits:
             assert method.memory_bytes(tiny_config(), 1, 100, torch.float32) > 0
             continue
-        with pytest.raises(
-            UsageError, match=r"6 deep, .*below the 6 tokens .*lower --gamma"
-        ):
+        with pytest.raises(UsageError, match=r"6 deep, .*below the 6 tokens .*lower --gamma"):
             method.memory_bytes(tiny_config(), 1, 100, torch.float32)
 
 
