@@ -43,7 +43,7 @@ def run_parameters(config: type[BaseModel] = RunConfig) -> list[inspect.Paramete
 
 
 def split_lists(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the options that take lists split at commas, each item once but in sequences."""
+    """`values` with the options that take lists split at commas; only sequences keep doubles."""
     values = values | {name: split_list(values[name]) for name in LISTS if values.get(name)}
     for name in NUMBERS:
         if (given := values.get(name)) is not None:
