@@ -68,8 +68,10 @@ def build_arms(config: RunConfig, left_out: list[str] | None = None) -> list[Arm
     for setting in config.method_settings():
         if not any(setting in arm.method.parameters_type.model_fields for arm in arms):
             shown = ", ".join(arm.name for arm in arms)
+            others = " or ".join(_variants_with(setting, names))
             raise UsageError(
                 f"--{setting.replace('_', '-')} is no setting of {shown}; leave it out"
+                + (f", or choose {others}" if others else "")
             )
     return arms
 
@@ -92,6 +94,16 @@ def _in_all(name: str, config: RunConfig, left_out: list[str]) -> bool:
     if reason is not None:
         left_out.append(f"{name}: left out of 'all': {reason}")
     return reason is None
+
+
+def _variants_with(setting: str, names: list[str]) -> list[str]:
+    """Variants of the methods `names` that have `setting`."""
+    return [
+        variant
+        for method in map(METHODS.get, names)
+        for variant, kind in method.variants().items()
+        if setting in kind.parameters_type.model_fields
+    ]
 
 
 def check_capabilities(arm: Arm, config: RunConfig) -> None:

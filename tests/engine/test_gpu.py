@@ -10,6 +10,7 @@ from tests.support.tiny import (
     autoregressive,
     decode,
     longspec,
+    longspec_tree,
     lookup,
     magicdec,
     prompts,
@@ -22,14 +23,16 @@ pytestmark = pytest.mark.gpu
 SPECULATIVE = {
     "vegas": vegas(gamma=4),
     "lookup": lookup(ngram_min=1),
-    "longspec": longspec(),
+    "longspec": longspec_tree(tree_shape=(4, 16, 16)),
+    "longspec, in chains": longspec(),
     **{variant: magicdec(variant) for variant in ("stream", "snapkv", "quest")},
 }
 
 
 def tokens(device: str, method: object, dtype: torch.dtype, sampling: Sampling) -> list[list[int]]:
     model = tiny_model(9, dtype).to(device)
-    engine = Engine(model, rows=3, max_len=240)
+    spare = method.nodes  # type: ignore[attr-defined]
+    engine = Engine(model, rows=3, max_len=240, spare=spare)
     outputs = decode(engine, method, prompts(9, [3, 50, 200, 17]), 32, sampling)  # type: ignore[arg-type]
     engine.cache.check_integrity()
     return [outputs[i].output_ids for i in range(4)]

@@ -197,6 +197,7 @@ def test_workers_share_the_trials(folder: Path) -> None:
     [
         (("--method", "autoregressive"), "autoregressive has nothing to tune"),
         (("--method", "vllm"), "vllm has nothing to tune"),
+        (("--method", "longspec"), "a gamma; longspec --drafts chain has"),
         (("--method", "vegas,autoregressive"), "one --method at a time"),
         (("--method", "magicdec", "--variant", "all"), "one arm at a time, not magicdec-stream"),
         (("--method", "magicdec", "--budget", "99"), "both say how much drafts read"),
