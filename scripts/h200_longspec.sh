@@ -8,7 +8,7 @@
 #   train                  one part of the training; again until it says that all steps are done
 #   ablation.NAME          200 short steps; NAME is all, no-anchor-offset or no-flash-noise
 #   compare                all against no-anchor-offset, at both places of large positions
-#   BATCHxCONTEXT[.GAMMA]  beside autoregressive decoding
+#   BATCHxCONTEXT[.GAMMA]  trees (TREE_SHAPE) beside autoregressive decoding, or chains of GAMMA tokens
 set -euo pipefail
 model=$1 recipe=$2 out=$3
 shift 3
@@ -54,11 +54,11 @@ for stage in "$@"; do
         done
         ;;
     *)
-        shape=${stage%.*} gamma=4
-        [[ $stage != *.* ]] || gamma=${stage#*.}
+        shape=${stage%.*} drafts=(--drafts tree --tree-shape "${TREE_SHAPE:-4,16,16,16,16}")
+        [[ $stage != *.* ]] || drafts=(--drafts chain --gamma "${stage#*.}")
         batch=${shape%x*}
         python3 -m specbench run --model "$model" --method longspec \
-            --draft-weights "${DRAFT:-$out/train/draft}" --gamma "$gamma" \
+            --draft-weights "${DRAFT:-$out/train/draft}" "${drafts[@]}" \
             --dataset "file:$out/text/prompts.jsonl" --no-chat-template \
             --batch-size "$batch" --num-prompts $((batch > 4 ? batch : 4)) \
             --context-len "${shape#*x}" --max-new-tokens 256 --repeats 3 --output "$out/$stage"

@@ -71,7 +71,7 @@ def draw(curves: dict[str, list[tuple[int, float]]], place: str) -> bytes:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from specbench.results.plots import COLOURS, MARKERS
+    from specbench.results.plots.style import COLOURS, MARKERS
 
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     for number, (name, curve) in enumerate(curves.items()):

@@ -41,7 +41,9 @@ def make_engine(name: str, batch: int, context: int) -> Engine:
 
 
 def fill(engine: Engine, context: int) -> None:
-    """Every row a request of `context` tokens."""
+    """Every row a request of `context` tokens, and sets of the size that they would have."""
+    if isinstance(engine.method, Vegas):
+        engine.method.scores.normal_()
     for row in range(engine.batch.rows):
         engine._pages[row] = engine.cache.allocate(context + 64)
         engine.batch.reserve(row, engine._pages[row])

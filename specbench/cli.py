@@ -11,6 +11,14 @@ import typer
 from pydantic import BaseModel
 
 import specbench
+from specbench.analyze.config import AnalyzeConfig
+from specbench.cli_help import (
+    PROTOCOL,
+    REPORT_EXAMPLES,
+    RUN_EXAMPLES,
+    TUNE_EXAMPLES,
+    GroupedCommand,
+)
 from specbench.cli_options import run_parameters, split_lists
 from specbench.config import RunConfig, TuneConfig, build, build_config
 from specbench.errors import SpecbenchError
@@ -30,7 +38,6 @@ _WrongUsage = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 app = typer.Typer(
     name="specbench",
     help="Which speculative-decoding method pays on your model, data and GPU.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: half the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -75,7 +82,10 @@ def root(
 _ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", help="YAML file of options; the command line overrides it."
+        "--config",
+        metavar="FILE",
+        help="YAML file of options; the command line overrides it.",
+        rich_help_panel=PROTOCOL,
     ),
 ]
 
@@ -97,18 +107,65 @@ def _with_options(config: type[BaseModel]) -> Callable[[Callable[..., None]], Ca
     return with_options
 
 
-@app.command()
+@app.command(cls=GroupedCommand, epilog=RUN_EXAMPLES)
 @_with_options(RunConfig)
-def run(context: typer.Context, config: _ConfigFile = None, **options: Any) -> None:
+def run(
+    context: typer.Context,
+    config: _ConfigFile = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the plan with its memory and time; run nothing.",
+            rich_help_panel=PROTOCOL,
+        ),
+    ] = False,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="Run the I-th of N parts of the plan, in a subfolder of the output.",
+            rich_help_panel=PROTOCOL,
+        ),
+    ] = None,
+    **options: Any,
+) -> None:
     """Run methods beside autoregressive decoding."""
     chosen = build_config(split_lists(options), config)
 
     from specbench.bench.run import run_benchmark
+    from specbench.bench.shards import parse_shard
 
-    raise typer.Exit(run_benchmark(chosen, console=_console(), argv=["specbench", *context.obj]))
+    status = run_benchmark(
+        chosen,
+        console=_console(),
+        argv=["specbench", *context.obj],
+        shard=parse_shard(shard) if shard else None,
+        dry_run=dry_run,
+    )
+    raise typer.Exit(status)
 
 
-@app.command()
+@app.command(cls=GroupedCommand, epilog=REPORT_EXAMPLES)
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or of parts of a run.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Where to; by default the folder of the only run."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Report runs that cannot be compared, marked so.")
+    ] = False,
+) -> None:
+    """Make tables, plots and the page again, of one run or of several together."""
+    from specbench.results.merge import report_folders
+
+    raise typer.Exit(report_folders(folders, output, force, _console()))
+
+
+@app.command(cls=GroupedCommand, epilog=TUNE_EXAMPLES)
 @_with_options(TuneConfig)
 def tune(context: typer.Context, config: _ConfigFile = None, **options: Any) -> None:
     """Find the settings of a method that pay best here."""
@@ -132,6 +189,21 @@ def train_longspec(context: typer.Context, config: _ConfigFile = None, **options
     from specbench.train.run import run_training
 
     raise typer.Exit(run_training(chosen, console=_console(), argv=["specbench", *context.obj]))
+
+
+analyze = typer.Typer(help="Measure what a method rests on.", rich_markup_mode=None)
+app.add_typer(analyze, name="analyze")
+
+
+@analyze.command("vegas")
+@_with_options(AnalyzeConfig)
+def analyze_vegas(context: typer.Context, config: _ConfigFile = None, **options: Any) -> None:
+    """Time collecting kernels, compare rows' sets, and what sets from them accept."""
+    chosen = build(AnalyzeConfig, split_lists(options), config)
+
+    from specbench.analyze.run import run_analysis
+
+    raise typer.Exit(run_analysis(chosen, console=_console(), argv=["specbench", *context.obj]))
 
 
 @app.command("kernels")

@@ -51,7 +51,10 @@ def settings(parameters: "type[Parameters]") -> str:
     for name, field in parameters.model_fields.items():
         words.append(f"--{name.replace('_', '-')}")
         if not field.is_required() and field.default not in (None, ()):
-            words.append(str(field.default))
+            default = field.default
+            words.append(
+                ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+            )
     return " ".join(words)
 
 

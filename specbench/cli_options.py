@@ -10,15 +10,19 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from specbench.cli_help import complete_datasets, complete_methods, group_of
 from specbench.config import RunConfig
 
 # Options that may be repeated and that take lists such as "aime25,codeelo".
 LISTS = ("method", "dataset")
 # Options that take a list of numbers such as "0.05,0.1".
-NUMBERS = ("ratios", "gammas")
+NUMBERS = ("ratios", "gammas", "tree_shape")
+# Those of them in which a number may come twice.
+SEQUENCES = ("tree_shape",)
 # Options that may be repeated and whose values are taken whole, with what the help calls a value.
 REPEATED = {"vllm_arg": "KEY=VALUE", "data": "TEXT", "eval_data": "TEXT"}
 
+_COMPLETE = {"method": complete_methods, "dataset": complete_datasets}
 # What the help calls a value; RunConfig parses it, so that there is one set of messages.
 _VALUES = {bool: None, int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
@@ -41,10 +45,13 @@ def run_parameters(config: type[BaseModel] = RunConfig) -> list[inspect.Paramete
 
 
 def split_lists(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the options that take lists split at commas, doubles dropped."""
+    """`values` with the options that take lists split at commas; only sequences keep doubles."""
     values = values | {name: split_list(values[name]) for name in LISTS if values.get(name)}
-    given = [name for name in NUMBERS if values.get(name) is not None]
-    return values | {name: split_list([values[name]]) for name in given}
+    for name in NUMBERS:
+        if (given := values.get(name)) is not None:
+            whole = name in SEQUENCES
+            values[name] = tuple(given.split(",")) if whole else split_list([given])
+    return values
 
 
 def split_list(given: Iterable[str]) -> tuple[str, ...]:
@@ -84,6 +91,8 @@ def _annotation(name: str, field: FieldInfo) -> Any:
         help=f"{help_text} Default: {default}." if default else help_text,
         metavar=metavar,
         show_default=False,
+        rich_help_panel=group_of(name),
+        autocompletion=_COMPLETE.get(name),
     )
     return Annotated[kind | None, option]
 

@@ -151,7 +151,12 @@ class RunConfig(BaseModel):
         "published; 'all' makes an arm of each.",
     )
     drafts: Literal["chain", "tree"] | None = Field(
-        None, description="What SpecExtend drafts where the target drafts for itself."
+        None,
+        description="What LongSpec drafts (by default trees), and SpecExtend where the target "
+        "drafts for itself (by default chains).",
+    )
+    tree_shape: tuple[PositiveInt, ...] | None = Field(
+        None, min_length=1, description="Nodes of each level of LongSpec's trees."
     )
     nodes: PositiveInt | None = Field(None, description="Nodes of a draft tree, and of a level.")
     depth: PositiveInt | None = Field(None, description="Levels of a draft tree, at most.")
@@ -230,6 +235,7 @@ METHOD_FIELDS = (
     "interval",
     "collect",
     "drafts",
+    "tree_shape",
     "nodes",
     "depth",
     "threshold",
@@ -242,6 +248,8 @@ METHOD_FIELDS = (
 C = TypeVar("C", bound=BaseModel)
 # Names that may stand alone in a YAML file, and lists that keep each value once.
 _LISTS = ("method", "dataset", "vllm_arg", "ratios", "gammas", "data", "eval_data")
+# And lists in which a value may come twice.
+_SEQUENCES = ("tree_shape",)
 
 
 def build_config(values: dict[str, Any], file: Path | None = None) -> RunConfig:
@@ -272,10 +280,10 @@ def build(kind: type[C], values: dict[str, Any], file: Path | None = None) -> C:
     for key in merged:
         if key not in known:
             raise unknown("option", key, known)
-    for key in _LISTS:
+    for key in (*_LISTS, *_SEQUENCES):
         if isinstance(merged.get(key), str | int | float):
             merged[key] = (merged[key],)
-        if isinstance(merged.get(key), list | tuple):
+        if key in _LISTS and isinstance(merged.get(key), list | tuple):
             merged[key] = tuple(dict.fromkeys(merged[key]))
     try:
         return kind(**merged)

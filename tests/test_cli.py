@@ -1,7 +1,9 @@
 """The command line as a user meets it: help, listings, messages and exit statuses."""
 
 import os
+import re
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -11,6 +13,13 @@ import pytest
 
 import specbench
 from specbench.cli import main
+from specbench.cli_help import (
+    ORDER,
+    REPORT_EXAMPLES,
+    RUN_EXAMPLES,
+    TUNE_EXAMPLES,
+    complete_methods,
+)
 from specbench.config import RunConfig
 
 ROOT = Path(specbench.__file__).parents[1]
@@ -68,6 +77,50 @@ def test_run_help_shows_every_field_with_its_description(
         assert field.description in shown
     assert "Default: 512." in shown
     assert "logit|weight" in shown
+
+
+def test_options_stand_in_groups_and_examples_below(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert call("run", "--help") == 0
+    shown = capsys.readouterr().out
+    places = [shown.index(f"\n{title}:\n") for title in ORDER if title not in ("Tuning",)]
+    assert places == sorted(places)
+    # nothing but --help is without a group
+    other = shown[shown.index("\nOptions:\n") : shown.index("\nExamples:\n")]
+    assert re.findall(r"--[a-z-]+", other) == ["--help"]
+    for line in RUN_EXAMPLES.strip().splitlines():
+        assert f"\n  {line}\n" in shown
+
+
+@pytest.mark.parametrize("examples", [RUN_EXAMPLES, TUNE_EXAMPLES, REPORT_EXAMPLES])
+def test_examples_name_options_that_exist(
+    examples: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    for line in examples.strip().splitlines():
+        program, command, *words = shlex.split(line, comments=True)
+        assert program == "specbench"
+        assert call(command, "--help") == 0
+        shown = capsys.readouterr().out
+        assert all(f"{word} " in shown for word in words if word.startswith("--"))
+
+
+def test_a_shell_completes_names() -> None:
+    asked = {"_SPECBENCH_COMPLETE": "complete_bash", "COMP_CWORD": "3"}
+    expected = {"aime25,long": ["aime25,longbench-v2"], "co": ["codeelo"], "nothing": []}
+    for typed, names in expected.items():
+        done = subprocess.run(
+            [sys.executable, "-c", "from specbench.cli import main; main()"],
+            env=os.environ | asked | {"COMP_WORDS": f"specbench run --dataset {typed}"},
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
+        assert done.stdout.split() == names
+    assert complete_methods("vegas,au") == ["vegas,autoregressive"]
+    assert "all" in complete_methods("")
 
 
 def test_version_and_no_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,6 +86,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "interval": (["2"], 2),
     "collect": (["all"], "all"),
     "drafts": (["tree"], "tree"),
+    "tree_shape": (["4,16,16"], (4, 16, 16)),
     "nodes": (["20"], 20),
     "depth": (["5"], 5),
     "threshold": (["0.5"], 0.5),

@@ -36,8 +36,14 @@ class Arm:
         )
 
 
-def build_arms(config: RunConfig) -> list[Arm]:
+def build_arms(config: RunConfig, left_out: list[str] | None = None) -> list[Arm]:
     """The arms that `config` asks for.
+
+    Parameters
+    ----------
+    config : RunConfig
+    left_out : list of str, optional
+        Gets a line for each method that 'all' leaves out, since it cannot be set up.
 
     Raises
     ------
@@ -46,8 +52,11 @@ def build_arms(config: RunConfig) -> list[Arm]:
     """
     names = list(config.method)
     if "all" in names:
-        names = [name for name in METHODS.names() if name != VLLM or _has_vllm(config)]
-        names = [name for name in names if METHODS.get(name).in_all(config)]
+        names = [
+            name
+            for name in METHODS.names()
+            if _in_all(name, config, left_out if left_out is not None else [])
+        ]
     if config.baseline and AUTOREGRESSIVE not in names:
         names.insert(0, AUTOREGRESSIVE)
     names.sort(key=lambda name: name != AUTOREGRESSIVE)
@@ -59,15 +68,42 @@ def build_arms(config: RunConfig) -> list[Arm]:
     for setting in config.method_settings():
         if not any(setting in arm.method.parameters_type.model_fields for arm in arms):
             shown = ", ".join(arm.name for arm in arms)
+            others = " or ".join(_variants_with(setting, names))
             raise UsageError(
                 f"--{setting.replace('_', '-')} is no setting of {shown}; leave it out"
+                + (f", or choose {others}" if others else "")
             )
     return arms
 
 
-def _has_vllm(config: RunConfig) -> bool:
-    """Whether 'all' includes vLLM: where it is installed, or its interpreter is named."""
-    return bool(config.vllm_python or config.vllm_arg or find_spec("vllm"))
+def _in_all(name: str, config: RunConfig, left_out: list[str]) -> bool:
+    """Whether 'all' includes a method: one that can be set up with the settings that were given.
+
+    vLLM can where it is installed, or its interpreter is named.
+    """
+    reason = None
+    if name == VLLM and not (config.vllm_python or config.vllm_arg or find_spec("vllm")):
+        reason = "not installed here; --vllm-python names another interpreter"
+    elif not METHODS.get(name).in_all(config):
+        reason = f"no draft for {config.model}; --draft-weights names one"
+    else:
+        try:
+            METHODS.get(name).arms(config)
+        except UsageError as error:
+            reason = str(error)
+    if reason is not None:
+        left_out.append(f"{name}: left out of 'all': {reason}")
+    return reason is None
+
+
+def _variants_with(setting: str, names: list[str]) -> list[str]:
+    """Variants of the methods `names` that have `setting`."""
+    return [
+        variant
+        for method in map(METHODS.get, names)
+        for variant, kind in method.variants().items()
+        if setting in kind.parameters_type.model_fields
+    ]
 
 
 def check_capabilities(arm: Arm, config: RunConfig) -> None:

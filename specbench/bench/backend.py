@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from specbench.engine.generate import Generated, Progress, Request
 
 if TYPE_CHECKING:
+    from specbench.engine.probe import Probe
     from specbench.engine.sampling import Sampling
     from specbench.results.records import ServedRecord
 
@@ -48,6 +49,18 @@ class Backend(ABC):
     @abstractmethod
     def warm_tokens(self) -> int:
         """New tokens of a request that warm the arm up."""
+
+    def overhead(self, requests: Sequence[Request], sampling: "Sampling") -> "Probe | None":
+        """Device time of an iteration of a batch of `requests`, by phase.
+
+        None where an iteration is no captured graph.
+
+        Raises
+        ------
+        SpecbenchError
+            It cannot be measured on these requests.
+        """
+        return None
 
     def reset_peak(self) -> None:
         """Start `peak_memory` anew, where that is possible."""

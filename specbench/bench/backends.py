@@ -20,6 +20,7 @@ from specbench.results.records import Status
 if TYPE_CHECKING:
     from specbench.bench.plan import Plan
     from specbench.engine.engine import Engine
+    from specbench.engine.probe import Probe
     from specbench.engine.sampling import Sampling
 
 
@@ -125,6 +126,23 @@ class EngineBackend(Backend):
         engine = self.host.engine
         engine.use(self.method, sampling)
         return generate(engine, requests, progress, segment)
+
+    def overhead(self, requests: Sequence[Request], sampling: "Sampling") -> "Probe | None":
+        """By a probe of the engine, the batch prefilled for it."""
+        if self.graph_mode == "eager":
+            return None
+        from specbench.engine.probe import probe
+
+        engine = self.host.engine
+        engine.use(self.method, sampling)
+        try:
+            for row, request in enumerate(requests):
+                engine.admit(row, request.index, request.token_ids, request.max_new_tokens)
+            # the first sets come from the prompt, those of a verification are what is measured
+            engine.step()
+            return probe(engine)
+        finally:
+            engine.release_all()
 
     @property
     def warm_tokens(self) -> int:

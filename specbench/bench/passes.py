@@ -1,26 +1,28 @@
 """One pass of an arm over a dataset: timed, recorded as it goes, its end given a status."""
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specbench.bench.arms import Arm
 from specbench.bench.backend import Backend
 from specbench.bench.backends import Backends
+from specbench.bench.progress import PlanProgress
 from specbench.bench.redact import redact_message
 from specbench.bench.status import classify
 from specbench.bench.workload import Workload
 from specbench.config import RunConfig
-from specbench.engine.generate import Generated, Progress, Request
+from specbench.engine.generate import Generated, Progress
 from specbench.engine.sampling import Sampling
-from specbench.errors import DataError
+from specbench.errors import DataError, SpecbenchError
 from specbench.results.degenerate import is_degenerate
-from specbench.results.records import ArmRecord, RequestRecord, Status
+from specbench.results.records import ArmRecord, OverheadRecord, RequestRecord, Status
 from specbench.results.store import RunStore
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from specbench.engine.probe import Probe
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,17 @@ class Runner:
         """Run what is not on record yet; an arm that failed on a dataset is not tried again."""
         ended = {(r.arm, r.dataset, r.repeat): r.status for r in self.store.load_arms()}
         failed: set[tuple[str, str]] = set()
-        for entry in plan:
-            cell = entry.key[:2]
-            if ended.get(entry.key) is Status.PASSED or cell in failed:
-                continue
-            if self._run(entry) is not Status.PASSED:
-                failed.add(cell)
+        with PlanProgress(self.console, len(plan)) as progress:
+            for entry in plan:
+                cell, failure = entry.key[:2], None
+                if ended.get(entry.key) is not Status.PASSED and cell not in failed:
+                    status, message = self._run(entry, progress)
+                    if status is not Status.PASSED:
+                        failed.add(cell)
+                        failure = f"{' on '.join(cell)}: {status}: {message}"
+                progress.ended(failure)
 
-    def _run(self, entry: Pass) -> Status:
+    def _run(self, entry: Pass, bars: PlanProgress) -> tuple[Status, str | None]:
         done = {record.key for record in self.store.load_requests()}
         requests = [r for r in entry.workload.requests if (*entry.key, r.index) not in done]
         status, message = Status.PASSED, None
@@ -99,13 +104,15 @@ class Runner:
             backend.reset_peak()
             sampling = Sampling.from_config(self.config, entry.repeat)
             segment = self.store.segment
-            with (
-                self._progress(entry, requests) as progress,
-                # closed at once when a record cannot be written, not when it is collected
-                closing(backend.generate(requests, sampling, progress, segment)) as decoded,
-            ):
+            arm, dataset, repeat = entry.key
+            title = f"{dataset} {arm} {repeat + 1}/{self.config.repeats}"
+            progress = bars.start(title, requests)
+            # closed at once when a record cannot be written, not when it is collected
+            with closing(backend.generate(requests, sampling, progress, segment)) as decoded:
                 for generated in decoded:
                     self.store.append_request(to_record(entry, generated))
+            if entry.repeat == 0:
+                self._measure_overhead(entry, backend)
         except DataError:  # a record that cannot be written ends the run, not the arm
             raise
         except Exception as error:  # an arm's boundary: the other arms go on
@@ -124,7 +131,21 @@ class Runner:
                 served=backend.served,
             )
         )
-        return status
+        return status, message
+
+    def _measure_overhead(self, entry: Pass, backend: Backend) -> None:
+        """Split an iteration's device time, off the clock of the passes."""
+        first = entry.workload.requests[: self.rows]
+        try:
+            found = backend.overhead(first, Sampling.from_config(self.config))
+        except SpecbenchError as error:
+            arm, dataset, _ = entry.key
+            self.console.print(
+                f"{arm} on {dataset}: no time split: {error}", markup=False, highlight=False
+            )
+            return
+        if found is not None:
+            self.store.append_overhead(to_overhead(entry, found))
 
     def _warm_up(self, entry: Pass, backend: Backend) -> None:
         """Decode some tokens at the measured shapes, off the record."""
@@ -142,31 +163,23 @@ class Runner:
                 pass
         self._warm.add(cell)
 
-    @contextmanager
-    def _progress(self, entry: Pass, requests: list[Request]) -> Iterator[Progress]:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
 
-        arm, dataset, repeat = entry.key
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        hidden = not self.console.is_terminal
-        with Bars(*columns, console=self.console, transient=True, disable=hidden) as bars:
-            title = f"{dataset} {arm} {repeat + 1}/{self.config.repeats}"
-            prefill = bars.add_task(
-                f"{title} prefill tokens", total=sum(len(r.token_ids) for r in requests)
-            )
-            decode = bars.add_task(
-                f"{title} decode tokens", total=sum(r.max_new_tokens for r in requests)
-            )
-            yield Progress(
-                prefilled=lambda count: bars.advance(prefill, count),
-                decoded=lambda count: bars.advance(decode, count),
-            )
+def to_overhead(entry: Pass, found: "Probe") -> OverheadRecord:
+    """The record of a probe; what collecting adds to verifying is selection's."""
+    arm, dataset, _ = entry.key
+    phases, rest = found.split.phases, found.split.other + found.split.gaps
+    return OverheadRecord(
+        arm=arm,
+        dataset=dataset,
+        iterations=found.iterations,
+        iteration_ms=1e3 * found.iteration,
+        draft_ms=1e3 * phases["draft"],
+        verify_ms=1e3 * found.frozen_split.phases["verify"],
+        selection_ms=1e3 * found.selection,
+        sampling_ms=1e3 * phases["sampling"],
+        other_ms=1e3 * rest,
+        selection_trace_ms=1e3 * found.selection_in_trace,
+    )
 
 
 def to_record(entry: Pass, generated: Generated) -> RequestRecord:

@@ -1,6 +1,6 @@
 """The plan of a run: everything that is decided before a weight is loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specbench.bench.arms import Arm, build_arms, check_capabilities, check_graph_modes
@@ -14,13 +14,14 @@ from specbench.bench.memory import (
     plan_memory,
 )
 from specbench.bench.residency import Residency, plan_residency
+from specbench.bench.shards import Cell, Shard, shard_cells
 from specbench.bench.workload import Workload, build_workloads, fit_context
 from specbench.config import RunConfig
-from specbench.errors import OutOfMemoryError, UsageError
-from specbench.methods import METHODS
+from specbench.errors import OutOfMemoryError, SpecbenchError, UsageError
 from specbench.methods.base import EngineMethod
-from specbench.results.cells import VLLM
+from specbench.results.cells import AUTOREGRESSIVE, VLLM
 from specbench.results.reading import read_run
+from specbench.results.records import RefusedDataset
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,10 @@ class Plan:
         What was chosen for the user, and why.
     arms : list of Arm
     workloads : list of Workload
+    refused : list of RefusedDataset
+        Datasets of the plan that cannot be run.
+    cells : list of (str, str), optional
+        The (dataset, arm) pairs of the part that will run; None for all.
     shape : ModelConfig
         The model's, RoPE scaling included.
     memory : MemoryPlan or None
@@ -66,6 +71,37 @@ class Plan:
     max_len: int
     rows: int
     dtype: "torch.dtype"
+    refused: list[RefusedDataset] = field(default_factory=list)
+    cells: list[Cell] | None = None
+
+    def includes(self, dataset: str, arm: str) -> bool:
+        """Whether the arm will run on the dataset."""
+        return self.cells is None or (dataset, arm) in self.cells
+
+    def part(self, shard: Shard) -> "Plan":
+        """One part of the plan, with the batch and the lengths of the whole.
+
+        Raises
+        ------
+        UsageError
+            There are fewer cells than parts.
+        """
+        plain = [arm.name for arm in self.arms if arm.name in (AUTOREGRESSIVE, VLLM)]
+        cells = shard_cells(
+            [workload.info.name for workload in self.workloads],
+            [arm.name for arm in self.arms],
+            plain,
+            shard,
+        )
+        datasets, arms = ({cell[place] for cell in cells} for place in (0, 1))
+        return replace(
+            self,
+            workloads=[w for w in self.workloads if w.info.name in datasets],
+            arms=[arm for arm in self.arms if arm.name in arms],
+            # said by one part, or every part would end as failed
+            refused=self.refused if shard.number == 1 else [],
+            cells=cells,
+        )
 
 
 def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
@@ -88,31 +124,19 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
     from specbench.engine.tokenizer import load_tokenizer
 
     config, choices = resolve_machine(config)
-    arms = build_arms(config) if arms is None else arms
-    if "all" in config.method and not any(arm.method.name == VLLM for arm in arms):
-        choices.append("vllm: left out of 'all', not installed here; --vllm-python names another")
-    if "all" in config.method:
-        choices += [
-            f"{name}: left out of 'all', no draft for {config.model}; --draft-weights names one"
-            for name in METHODS
-            if not METHODS.get(name).in_all(config)
-        ]
+    arms = build_arms(config, choices) if arms is None else arms
     spec = str(config.model)
     shape = read_model_config(spec, config.model_revision, config.rope_scaling)
     tokenizer = load_tokenizer(spec, config.model_revision)
-    workloads = build_workloads(config, shape, tokenizer)
+    workloads, refused = build_workloads(config, shape, tokenizer)
     config, shape, note = fit_context(config, shape, workloads)
     choices += [line for w in workloads for line in w.notes] + ([note] if note else [])
     max_len = max(workload.max_len for workload in workloads)
     dtype = getattr(torch, str(config.dtype))
-    for arm in arms:
-        check_capabilities(arm, config)
-        if isinstance(arm.method, EngineMethod):
-            arm.method.check(config, shape, max_len)
+    arms = _able(arms, config, shape, max_len, choices)
     check_graph_modes(arms, config, dtype)
     config, memory, residency = _fit_memory(config, shape, dtype, arms, workloads, max_len, choices)
-    for arm in arms:
-        check_capabilities(arm, config)  # now with the batch size
+    arms = _able(arms, config, shape, max_len, choices)  # now with the batch size
     return Plan(
         config=config,
         choices=choices,
@@ -124,7 +148,27 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
         max_len=max_len,
         rows=_rows(config, workloads),
         dtype=dtype,
+        refused=refused,
     )
+
+
+def _able(
+    arms: list[Arm], config: RunConfig, shape: "ModelConfig", max_len: int, choices: list[str]
+) -> list[Arm]:
+    """The arms that can do what is asked; one that cannot is an error unless 'all' brought it."""
+    found = []
+    for arm in arms:
+        try:
+            check_capabilities(arm, config)
+            if isinstance(arm.method, EngineMethod):
+                arm.method.check(config, shape, max_len)
+        except SpecbenchError as error:
+            if "all" not in config.method:
+                raise
+            choices.append(f"{arm.name}: left out of 'all': {error}")
+        else:
+            found.append(arm)
+    return found
 
 
 def _rows(config: RunConfig, workloads: list[Workload]) -> int:

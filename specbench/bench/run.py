@@ -1,17 +1,20 @@
 """`specbench run`: from a configuration to records, tables and an exit status."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.bench.backends import Backends, EngineHost
 from specbench.bench.environment import describe
+from specbench.bench.estimate import estimate_cells, plan_table
 from specbench.bench.lossless import Judge
 from specbench.bench.passes import Runner, interleave
 from specbench.bench.plan import Plan, make_plan
 from specbench.bench.redact import redact
+from specbench.bench.scoring import score_outputs
+from specbench.bench.shards import Shard
 from specbench.bench.status import classify
 from specbench.config import RunConfig
 from specbench.errors import DataError, SpecbenchError, UsageError
@@ -24,12 +27,17 @@ from specbench.results.terminal import print_summary
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from specbench.engine.engine import Engine
-
 INTERRUPTED = 130
 
 
-def run_benchmark(config: RunConfig, *, console: "Console", argv: Sequence[str]) -> int:
+def run_benchmark(
+    config: RunConfig,
+    *,
+    console: "Console",
+    argv: Sequence[str],
+    shard: Shard | None = None,
+    dry_run: bool = False,
+) -> int:
     """Run every arm over every dataset and report.
 
     Parameters
@@ -40,6 +48,10 @@ def run_benchmark(config: RunConfig, *, console: "Console", argv: Sequence[str])
         For choices, progress and the table.
     argv : sequence of str
         The command line, for the record.
+    shard : Shard, optional
+        The part of the plan to run, in a folder of its own within the output folder.
+    dry_run : bool
+        Print the plan with its memory and, where earlier runs tell, its time, and run nothing.
 
     Returns
     -------
@@ -54,11 +66,21 @@ def run_benchmark(config: RunConfig, *, console: "Console", argv: Sequence[str])
     import torch
 
     began = time.perf_counter()
-    folder = _output_folder(config)
+    config = _with_output(config, shard)
+    if not dry_run:
+        _check_output(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     plan = make_plan(config)
+    if shard is not None:
+        plan = plan.part(shard)
     say_choices(plan, console)
+    folder = config.output
+    assert folder is not None, "set above"
+    if dry_run:
+        near = (entry for place in (folder.parent, Path("runs")) for entry in place.glob("*"))
+        console.print(plan_table(estimate_cells(plan, near)))
+        return 0
     return run_plan(plan, EngineHost(plan), folder, console=console, argv=argv, began=began)
 
 
@@ -95,31 +117,33 @@ def run_plan(
         host.engine  # noqa: B018 - what cannot be loaded is refused before a record is written
     open_store = RunStore.resume if config.resume else RunStore.create
     with (
-        open_store(folder, _run_record(plan, model, argv)) as store,
+        open_store(folder, run_record(plan, model, argv)) as store,
         Backends(plan, host, folder) as backends,
     ):
-        passes = interleave(plan.arms, plan.workloads, config.repeats)
+        passes = [
+            entry
+            for entry in interleave(plan.arms, plan.workloads, config.repeats)
+            if plan.includes(entry.workload.info.name, entry.arm.name)
+        ]
         failure = None
         try:
             Runner(config, backends, plan.rows, store, console).run(passes)
             backends.close_served()
-            if plan.memory is not None:
-                failure = _judge(plan, host.engine, store)
+            failure = _check_outputs(plan, host, store)
         except KeyboardInterrupt:
             backends.close_served()
             _report(folder, console, began)
             return INTERRUPTED
     summary = _report(folder, console, began)
     if failure:
-        raise SpecbenchError(
-            f"losslessness could not be checked: {failure}; --resume checks what is missing"
-        )
+        raise SpecbenchError(f"{failure}; --resume checks what is missing")
     return summary.exit_status
 
 
 def say_choices(plan: Plan, console: "Console") -> None:
     """Print what was chosen for the user, and the memory that it takes."""
-    for line in (*plan.choices, *_memory_lines(plan)):
+    refused = [f"{entry.name}: {entry.status}: {entry.message}" for entry in plan.refused]
+    for line in (*plan.choices, *refused, *_memory_lines(plan)):
         console.print(line, style="dim", markup=False, highlight=False)
 
 
@@ -128,15 +152,24 @@ def _memory_lines(plan: Plan) -> list[str]:
     return [*lines, f"memory of {plan.residency}"] if plan.residency.shares else lines
 
 
-def _judge(plan: Plan, engine: "Engine", store: RunStore) -> str | None:
-    """Append the verdicts; the message of an error that ended it, so that the report is made."""
-    try:
-        Judge(plan.config, engine, store).run(plan.arms, plan.workloads)
-    except DataError:
-        raise
-    except Exception as error:  # measured records must not go unreported
-        return classify(error)[1]
-    return None
+def _check_outputs(plan: Plan, host: EngineHost, store: RunStore) -> str | None:
+    """Append scores and verdicts; the message of what ended that, so that the report is made."""
+    checks: dict[str, Callable[[], None]] = {
+        "task scores": lambda: score_outputs(plan.workloads, store)
+    }
+    if plan.memory is not None:
+        checks["losslessness"] = lambda: Judge(plan.config, host.engine, store).run(
+            plan.arms, plan.workloads
+        )
+    failures = []
+    for what, check in checks.items():
+        try:
+            check()
+        except DataError:
+            raise
+        except Exception as error:  # measured records must not go unreported
+            failures.append(f"{what} could not be checked: {classify(error)[1]}")
+    return "; ".join(failures) or None
 
 
 def _report(folder: Path, console: "Console", began: float) -> Summary:
@@ -152,22 +185,29 @@ def _report(folder: Path, console: "Console", began: float) -> Summary:
     return summary
 
 
-def _output_folder(config: RunConfig) -> Path:
-    """Where the run goes; refuses early what the store would refuse after the model is loaded."""
-    if config.output is None:
+def _with_output(config: RunConfig, shard: Shard | None) -> RunConfig:
+    """The configuration with the folder of the run."""
+    folder = config.output
+    if folder is None:
         if config.resume:
             raise UsageError("--resume needs --output, the folder of the run to continue")
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         names = "+".join([*config.method, *(Path(name).stem for name in config.dataset)])
-        return Path("runs") / f"{stamp}-{names.replace(':', '-')}"
+        folder = Path("runs") / f"{stamp}-{names.replace(':', '-')}"
+    return config.model_copy(update={"output": folder / shard.folder if shard else folder})
+
+
+def _check_output(config: RunConfig) -> None:
+    """Refuse early what the store would refuse after the model is loaded."""
+    assert config.output is not None, "called before it was chosen"
     if config.resume:
         read_run(config.output)
     else:
         RunStore.check_free(config.output)
-    return config.output
 
 
-def _run_record(plan: Plan, model: dict[str, Any], argv: Sequence[str]) -> RunRecord:
+def run_record(plan: Plan, model: dict[str, Any], argv: Sequence[str]) -> RunRecord:
+    """What is written down before a plan is run; `model` as `describe_model` gives it."""
     return RunRecord(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         config=redact(plan.config.model_dump(mode="json")),
@@ -175,6 +215,8 @@ def _run_record(plan: Plan, model: dict[str, Any], argv: Sequence[str]) -> RunRe
         environment=describe(argv),
         model=model,
         datasets=[workload.info for workload in plan.workloads],
+        refused=plan.refused,
         arms=[arm.info for arm in plan.arms],
+        cells=plan.cells,
         warnings=[],
     )

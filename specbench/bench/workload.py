@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbench.bench.defaults import YARN, context_limit, may_extend, new_tokens
+from specbench.bench.redact import redact_message
+from specbench.bench.scoring import Scorer
+from specbench.bench.status import classify
 from specbench.config import RunConfig
 from specbench.engine.generate import Request
-from specbench.errors import DataError, UsageError
-from specbench.results.records import DatasetInfo, PromptInfo
+from specbench.errors import DataError, SpecbenchError, UsageError
+from specbench.results.records import DatasetInfo, PromptInfo, RefusedDataset
 
 if TYPE_CHECKING:
     from specbench.datasets.base import Dataset
@@ -26,11 +29,14 @@ class Workload:
     requests : list of Request
     notes : list of str
         What was chosen or should be known.
+    scorer : Scorer or None
+        Scores the outputs, where the dataset can.
     """
 
     info: DatasetInfo
     requests: list[Request]
     notes: list[str]
+    scorer: Scorer | None = None
 
     @property
     def max_len(self) -> int:
@@ -38,8 +44,10 @@ class Workload:
         return max(len(r.token_ids) + r.max_new_tokens for r in self.requests)
 
 
-def build_workloads(config: RunConfig, model: "ModelConfig", tokenizer: Any) -> list[Workload]:
-    """The requests of every dataset that `config` names.
+def build_workloads(
+    config: RunConfig, model: "ModelConfig", tokenizer: Any
+) -> tuple[list[Workload], list[RefusedDataset]]:
+    """The requests of every dataset that `config` names, and those that cannot be run.
 
     Parameters
     ----------
@@ -52,7 +60,8 @@ def build_workloads(config: RunConfig, model: "ModelConfig", tokenizer: Any) -> 
     Raises
     ------
     UsageError, DataError
-        An unknown dataset, data that cannot be read, a context beyond the model's.
+        An unknown dataset; or, of the only or of every dataset, data that cannot be read or a
+        context beyond the model's.
     """
     from specbench.datasets import DATASETS, get_dataset
 
@@ -62,13 +71,27 @@ def build_workloads(config: RunConfig, model: "ModelConfig", tokenizer: Any) -> 
     double = next((name for name in known if known.count(name) > 1), None)
     if double:
         raise UsageError(f"two datasets would be called {double!r} in the records: rename a file")
-    limits = [_limits(config, model, dataset) for dataset in datasets]
-    return [
-        _random_ids(config, model, dataset.name, *limit)
-        if tokenizer is None and not dataset.name.startswith("file:")
-        else _build(config, model, dataset, tokenizer, *limit)
-        for dataset, limit in zip(datasets, limits, strict=True)
-    ]
+    workloads: list[Workload] = []
+    refused: list[RefusedDataset] = []
+    failures: list[SpecbenchError] = []
+    for dataset in datasets:
+        try:
+            limit = _limits(config, model, dataset)
+            if tokenizer is None and not dataset.name.startswith("file:"):
+                workload = _random_ids(config, model, dataset.name, *limit)
+            else:
+                workload = _build(config, model, dataset, tokenizer, *limit)
+            fit_context(config, model, [workload])
+        except SpecbenchError as error:  # of many datasets, one that fails does not end the others
+            status, message = classify(error)
+            message = redact_message(message)
+            refused.append(RefusedDataset(name=dataset.name, status=status, message=message))
+            failures.append(error)
+        else:
+            workloads.append(workload)
+    if not workloads:
+        raise failures[0]
+    return workloads, refused
 
 
 def fit_context(
@@ -139,7 +162,11 @@ def _build(
     )
     if prompts.note:
         notes = [*notes, prompts.note]
-    return _workload(dataset.name, loaded.source, loaded.revision, prompts, limit, new, notes)
+    scored = dataset.score_name is not None and tokenizer is not None
+    scorer = Scorer(dataset, prompts.items, tokenizer) if scored else None
+    return _workload(
+        dataset.name, loaded.source, loaded.revision, prompts, limit, new, notes, scorer
+    )
 
 
 def _workload(
@@ -150,6 +177,7 @@ def _workload(
     limit: int,
     new: int,
     notes: list[str],
+    scorer: Scorer | None = None,
 ) -> Workload:
     info = DatasetInfo(
         name=name,
@@ -162,6 +190,7 @@ def _workload(
         max_new_tokens=new,
         thinking=prompts.thinking,
         cot=prompts.cot,
+        score=scorer.dataset.score_name if scorer else None,
         prompts=[
             PromptInfo(
                 index=prompt.index,
@@ -177,7 +206,7 @@ def _workload(
     for request in requests:
         if not request.token_ids:
             raise DataError(f"{name}: prompt {request.item_id!r} has no tokens")
-    return Workload(info, requests, notes)
+    return Workload(info, requests, notes, scorer)
 
 
 def _random_ids(

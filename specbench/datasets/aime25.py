@@ -28,6 +28,7 @@ class AIME25(Dataset):
         "answer": ("answer",),
     }
     default_new_tokens = 4096
+    score_name = "boxed integer"
 
     def normalise(self, row: Mapping[str, Any], index: int) -> Item:
         """See `Dataset.normalise`; the answer must be an integer."""

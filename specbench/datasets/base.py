@@ -73,6 +73,8 @@ class Dataset(ABC):
         Longest prompt in tokens where the user doesn't say; `None`: as long as the data.
     default_thinking : bool
         Whether models with a thinking mode use it.
+    score_name : str or None
+        What `score` measures, for the tables; `None` where nothing can be scored here.
     sample_fills_context : bool
         Whether the built-in sample writes items as long as the context, or of natural length.
     """
@@ -87,6 +89,7 @@ class Dataset(ABC):
     default_new_tokens: int = 512
     default_context_len: int | None = None
     default_thinking: bool = True
+    score_name: str | None = None
     sample_fills_context: bool = False
 
     def normalise(self, row: Mapping[str, Any], index: int) -> Item:

@@ -25,6 +25,7 @@ class GovReport(Dataset):
         "summary": ("summary",),
     }
     default_thinking = False
+    score_name = "ROUGE-L F1"
     sample_fills_context = True
 
     def parts(self, item: Item, *, cot: bool) -> PromptParts:
@@ -34,3 +35,10 @@ class GovReport(Dataset):
     def reference(self, item: Item) -> str:
         """The report's own summary."""
         return str(item.fields["summary"])
+
+    def score(self, item: Item, text: str) -> float:
+        """ROUGE-L F1 of the text against the report's summary, words stemmed (rouge-score)."""
+        from rouge_score.rouge_scorer import RougeScorer
+
+        scorer = RougeScorer(["rougeL"], use_stemmer=True)
+        return float(scorer.score(self.reference(item), text)["rougeL"].fmeasure)

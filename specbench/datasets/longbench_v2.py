@@ -35,6 +35,7 @@ class LongBenchV2(Dataset):
         "context": ("context",),
     }
     id_fields = ("_id", "id")
+    score_name = "choice"
     sample_fills_context = True
 
     def normalise(self, row: Mapping[str, Any], index: int) -> Item:

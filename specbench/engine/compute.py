@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from specbench.engine.batch import Batch
+from specbench.engine.chunk import Chunk, finish_greedy, make_chunk
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.sampling import Sampling, argmax, invalid, probabilities
 from specbench.errors import UsageError
 from specbench.kernels.flash_attention import find_peer
 from specbench.kernels.paged_attention.reference import Collect
+from specbench.methods.base import Draft
 
 Backend = Literal["auto", "triton", "flash-attn", "sdpa"]
 ONE_ROW = Collect("weight", "last", "layer")
@@ -75,6 +77,14 @@ class Compute(ABC):
         Arguments and result are those of `kernels.paged_attention`, with any number of query heads
         that the KV heads divide; with a `mask`, those of `kernels.tree_attention`.
         """
+
+    def make_chunk(self, batch: Batch, draft: Draft | None, gamma: int, max_len: int) -> Chunk:
+        """What a verification reads; see `chunk.make_chunk`."""
+        return make_chunk(batch, draft, gamma, max_len)
+
+    def finish_greedy(self, batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tensor:
+        """Accept and commit at temperature 0; see `chunk.finish_greedy`."""
+        return finish_greedy(batch, chunk, best, bad)
 
     @abstractmethod
     def attend_sparsely(

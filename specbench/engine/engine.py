@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specbench.engine.acceptance import accept_chain, accept_greedy
-from specbench.engine.batch import Batch, Committed, slots_of
+from specbench.engine.acceptance import accept_chain
+from specbench.engine.batch import Batch, slots_of
+from specbench.engine.chunk import Chunk, finish, pack
 from specbench.engine.compute import Backend, make_compute
-from specbench.engine.forward import FullAttention, ScoreCollector
+from specbench.engine.forward import FullAttention
 from specbench.engine.graph import Outbox, capture
 from specbench.engine.kv_cache import KVCache, pages_for
 from specbench.engine.model import Attention, Transformer
@@ -344,70 +345,49 @@ class Engine:
     def iterate(self) -> Tensor:
         """Draft, verify, accept, commit and observe; int64 `[R, 5 + tokens]` for `collect`."""
         batch, method = self.batch, self.method
-        allowed = batch.allowed(method.gamma)
         with self.phases("draft"):
             draft = method.draft(batch)
         if isinstance(draft, TreeDraft):
-            return _pack(*iterate_tree(self, draft))
-        if draft is not None and draft.counts is not None:
-            allowed = torch.minimum(allowed, draft.counts)
-        chunk = batch.tokens[:, None]
-        if draft is not None:
-            chunk = torch.cat([chunk, draft.tokens], dim=1)
+            return pack(*iterate_tree(self, draft))
         collector = method.collector(batch)
-        if self.frozen:
-            collector = None
         with self.phases("verify"):
-            accepted, following, bad = self._verify(chunk, draft, allowed, collector)
-        with self.phases("sampling"):
-            batch.deepest.copy_(accepted)
-            committed = batch.commit(draft.tokens if draft else None, accepted, following)
+            chunk = self.compute.make_chunk(batch, draft, method.gamma, self.max_len)
+            attention = FullAttention(
+                self.cache,
+                batch.block_table,
+                chunk.slots,
+                chunk.kv_lens,
+                chunk.q_lens,
+                self.scale,
+                None if self.frozen else collector,
+                self.phases,
+                tap=None if self.frozen else method.tap(batch),
+            )
+            result = self._verify(chunk, draft, attention)
         if not self.frozen:
             with self.phases("selection"):
                 method.observe(batch)
-        return _pack(committed, allowed, bad)
+        return result
 
-    def _verify(
-        self,
-        chunk: Tensor,
-        draft: Draft | None,
-        allowed: Tensor,
-        collector: ScoreCollector | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """How many drafts stand, what follows them, and which rows have no usable logits: `[R]`."""
-        batch = self.batch
-        offset = torch.arange(chunk.shape[1], device=self.device)
-        positions = batch.lengths[:, None] + offset
-        q_lens = (allowed + 1) * batch.active
-        rows = offset < q_lens[:, None]
-        attention = FullAttention(
-            self.cache,
-            batch.block_table,
-            batch.slots(positions, rows),
-            (batch.lengths + q_lens) * batch.active,
-            q_lens,
-            self.scale,
-            collector,
-            self.phases,
-            tap=None if self.frozen else self.method.tap(batch),
-        )
-        positions = self.within(positions)
+    def _verify(self, chunk: Chunk, draft: Draft | None, attention: FullAttention) -> Tensor:
+        """Judge the drafts and commit; the packed result."""
+        batch, compute = self.batch, self.compute
         if self.sampling.greedy:
-            best, bad = self.compute.best(chunk, positions, attention)
-            accepted, following = accept_greedy(best, draft, allowed)
-            return accepted, following, (bad & rows).any(1)
-        logits = self.compute.logits(self.compute.hidden(chunk, positions, attention))
+            best, bad = compute.best(chunk.tokens, chunk.positions, attention)
+            with self.phases("sampling"):
+                return compute.finish_greedy(batch, chunk, best, bad)
+        logits = compute.logits(compute.hidden(chunk.tokens, chunk.positions, attention))
         with self.phases("sampling"):
             accepted, following = accept_chain(
                 logits,
                 draft,
-                allowed,
+                chunk.allowed,
                 self.sampling,
                 batch.request,
                 batch.lengths,
-                self.compute.probabilities,
+                compute.probabilities,
             )
-        return accepted, following, (invalid(logits) & rows).any(1)
+            return finish(batch, chunk, accepted, following, invalid(logits))
 
     def _chunks(
         self, row: int, token_ids: list[int], method: EngineMethod | None
@@ -437,9 +417,3 @@ class Engine:
                 length=end,
             )
             yield self.compute.hidden(tokens, positions, attention)
-
-
-def _pack(committed: Committed, drafted: Tensor, bad: Tensor) -> Tensor:
-    """An iteration's result as one tensor, int64 `[R, 5 + tokens]`."""
-    columns = [committed.count, committed.accepted, drafted, committed.ended, bad]
-    return torch.cat([torch.stack([c.long() for c in columns], 1), committed.tokens], 1)

@@ -12,11 +12,14 @@ from torch import Tensor
 from specbench.engine.engine import Engine
 from specbench.engine.graph import capture
 from specbench.engine.trace import Kernel, Split, split
+from specbench.errors import UsageError
 
 if TYPE_CHECKING:
     from torch.cuda import CUDAGraph
 
 _REPLAYS = 8
+# of a capture, and of a traced graph
+_ALONGSIDE = 4
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Probe:
 
     Attributes
     ----------
+    iterations : int
+        Behind each median.
     iteration : float
         Median over the turns, of replays one after the other.
     frozen : float
@@ -33,6 +38,7 @@ class Probe:
         A trace of one replay of each.
     """
 
+    iterations: int
     iteration: float
     frozen: float
     split: Split
@@ -51,16 +57,35 @@ class Probe:
 
 
 def probe(engine: Engine, turns: int = 5) -> Probe:
-    """Measure the running batch, which goes on decoding meanwhile; its tokens are lost.
+    """Measure the running batch, at the lengths that it has; it is put back after each turn.
 
     Parameters
     ----------
     engine : Engine
-        On a CUDA device, with a captured method, and requests that have ``(4 turns + 40) * (gamma +
-        1)`` tokens to go.
+        On a CUDA device, with a method that can be captured and every row in use.
     turns : int
         The two graphs are timed in turns, so often.
+
+    Raises
+    ------
+    UsageError
+        A request has too few tokens to go for its row to stay in use through a turn.
     """
+    batch = engine.batch
+    most = int(batch.remaining.min()) // (engine.method.gamma + 1)
+    if most <= _ALONGSIDE:
+        raise UsageError(
+            f"a request has {int(batch.remaining.min())} tokens to go, which is too few to time "
+            "iterations of a full batch: raise --max-new-tokens"
+        )
+    replays = min(_REPLAYS, most)
+    names = "tokens", "lengths", "remaining", "active"
+    state = {name: getattr(batch, name).clone() for name in names}
+
+    def restore() -> None:
+        for name, kept in state.items():
+            getattr(batch, name).copy_(kept)
+
     with torch.inference_mode():
         pool = torch.cuda.graph_pool_handle()
         plain, _ = capture(engine.iterate, pool)
@@ -69,11 +94,16 @@ def probe(engine: Engine, turns: int = 5) -> Probe:
         times: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(turns):
             for is_frozen, graph in ((False, plain), (True, frozen)):
-                times[is_frozen].append(_seconds(graph))
+                restore()
+                times[is_frozen].append(_seconds(graph, replays))
+        restore()
         split_plain = _traced(engine)
+        restore()
         with _frozen(engine):
             split_frozen = _traced(engine)
-    return Probe(median(times[False]), median(times[True]), split_plain, split_frozen)
+        restore()
+    plain_s, frozen_s = (median(times[is_frozen]) for is_frozen in (False, True))
+    return Probe(turns * replays, plain_s, frozen_s, split_plain, split_frozen)
 
 
 @contextmanager
@@ -85,14 +115,14 @@ def _frozen(engine: Engine) -> Iterator[None]:
         engine.frozen = False
 
 
-def _seconds(graph: "CUDAGraph") -> float:
+def _seconds(graph: "CUDAGraph", replays: int) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
-    for _ in range(_REPLAYS):
+    for _ in range(replays):
         graph.replay()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) * 1e-3 / _REPLAYS
+    return begin.elapsed_time(end) * 1e-3 / replays
 
 
 def _traced(engine: Engine) -> Split:

@@ -8,14 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.engine.batch import Batch
+from specbench.engine.chunk import Chunk
 from specbench.engine.forward import CachedAttention, FullAttention, SparseAttention
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Layer, Transformer
-from specbench.engine.sampling import Sampling, argmax, invalid
+from specbench.engine.sampling import Sampling
 from specbench.engine.triton_drafting import TritonDrafting
 from specbench.kernels.flash_attention import Peer
 from specbench.kernels.head.sample import probabilities as sampled_probabilities
 from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
+from specbench.kernels.iteration.triton import finish_greedy, make_chunk
 from specbench.kernels.launch import Scratch
 from specbench.kernels.linear.plan import MAX_ROWS, scratch_size
 from specbench.kernels.linear.plan import choose as choose_linear
@@ -27,6 +30,7 @@ from specbench.kernels.paged_attention.launch import multiprocessors
 from specbench.kernels.qkv.project import choose as choose_qkv
 from specbench.kernels.qkv.project import project_rope_write_kv
 from specbench.kernels.qkv.triton import rope_write_kv
+from specbench.methods.base import Draft
 
 Cached = FullAttention | SparseAttention | CachedAttention
 
@@ -111,7 +115,9 @@ class TritonCompute(TritonDrafting):
             return best.view(tokens.shape), bad.view(tokens.shape)
         # in the model's type: rounding to float32 alters neither order nor ties
         logits = F.linear(self.hidden(tokens, positions, attention), model.head)
-        return argmax(logits), invalid(logits)
+        # the first of equals, as the arg-max, and in one pass with what shows an invalid row
+        most, best = logits.max(-1)
+        return best, ~most.isfinite()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Compute`; in the model's type, which the sampling kernels take as it is."""
@@ -124,6 +130,14 @@ class TritonCompute(TritonDrafting):
     def beside(self, model: Transformer, cache: KVCache) -> "TritonCompute":
         """See `Compute`."""
         return TritonCompute(model, cache)
+
+    def make_chunk(self, batch: Batch, draft: Draft | None, gamma: int, max_len: int) -> Chunk:
+        """See `Compute`; one launch in place of twenty."""
+        return make_chunk(batch, draft, gamma, max_len)
+
+    def finish_greedy(self, batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tensor:
+        """See `Compute`; one launch in place of forty."""
+        return finish_greedy(batch, chunk, best, bad)
 
     def _stream(self, tokens: Tensor, positions: Tensor, attention: Cached) -> "_Stream":
         """The residual stream after the last layer."""

@@ -1,16 +1,14 @@
-"""How many tokens a verification yields, and how an iteration's time is split."""
+"""How many tokens a verification yields."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from specbench.results.cells import Cell, Group
 from specbench.results.invariants import InvariantError
 from specbench.results.metrics import Metric, Row, Table
-from specbench.results.records import RequestRecord
-
-PARTS = ("draft", "verify", "selection", "sampling", "other")
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,20 @@ class Step:
     committed: int
 
 
-def steps_of(record: RequestRecord) -> list[Step]:
+class Stepped(Protocol):
+    """A completed request: what each of its verifications drafted, accepted and committed."""
+
+    @property
+    def drafted(self) -> list[int] | None: ...
+
+    @property
+    def accepted(self) -> list[int]: ...
+
+    @property
+    def committed(self) -> list[int]: ...
+
+
+def steps_of(record: Stepped) -> list[Step]:
     """The verify steps of a request; none where the engine does not say what it drafted.
 
     Where the output ends inside an accepted prefix (EOS, length limit), the drafts behind the end
@@ -80,7 +91,12 @@ def tally(cell: Cell) -> Tally | None:
     if any(record.drafted is None for record in cell.requests):
         return None
     steps = [step for record in cell.healthy for step in steps_of(record)]
-    places = range(1, cell.gamma + 1)
+    return count_steps(steps, cell.gamma)
+
+
+def count_steps(steps: Sequence[Step], gamma: int) -> Tally:
+    """The sums over `steps` of at most `gamma` drafts."""
+    places = range(1, gamma + 1)
     return Tally(
         rounds=sum(step.drafted > 0 for step in steps),
         drafted=sum(step.drafted for step in steps),
@@ -185,71 +201,8 @@ class PerPosition(Acceptance):
         return dict(zip(self.columns, rates, strict=True))
 
 
-class TimeSplit(Metric):
-    """Milliseconds of one iteration with the batch full, split; selection's share of it.
-
-    `break_even_al` is the iteration over the autoregressive one: the AL below which drafting loses.
-    """
-
-    table: ClassVar[Table] = "overhead"
-    columns = (
-        "iterations",
-        "iteration_ms",
-        *(f"{part}_ms" for part in PARTS),
-        "selection_percent",
-        "break_even_al",
-        "overhead_source",
-    )
-
-    def compute(self, cell: Cell, group: Group) -> Row:
-        count, total, split = _split(cell)
-        if not count:
-            return {}
-        row: Row = {"iterations": round(count, 3), "iteration_ms": 1e3 * total / count}
-        if cell.speculative:
-            row["break_even_al"] = self._break_even(total / count, group)
-        if split is not None:
-            row |= {f"{part}_ms": 1e3 * split[part] / count for part in PARTS}
-            row["overhead_source"] = "timers (CPU)"
-            if cell.speculative and total > 0:
-                row["selection_percent"] = 100 * split["selection"] / total
-        return row
-
-    def _break_even(self, iteration: float, group: Group) -> float | None:
-        base = group.autoregressive
-        if base is None or not base.measured:
-            return None
-        count, total, _ = _split(base)
-        return iteration / (total / count) if count and total > 0 else None
-
-
 def _ratios(parts: list[int], wholes: list[int]) -> list[float | None]:
     return [a / b if b else None for a, b in zip(parts, wholes, strict=True)]
-
-
-def _split(cell: Cell) -> tuple[float, float, dict[str, float] | None]:
-    """Full iterations, their seconds, and those of their parts where these are known.
-
-    A request bears 1/running of each.
-    """
-    parts = dict.fromkeys(PARTS, 0.0)
-    count = total = 0.0
-    known = True
-    for record in cell.healthy:
-        steps = record.times.steps
-        for i, running in enumerate(steps.running):
-            if running != cell.full_batch:
-                continue
-            count += 1 / running
-            whole = steps.step_s[i] / running
-            total += whole
-            if steps.parts is None:
-                known = False
-                continue
-            spent = [part[i] / running for part in steps.parts]
-            for name, value in zip(PARTS, [*spent, whole - sum(spent)], strict=True):
-                parts[name] += value
-    return count, total, parts if known else None
 
 
 ACCEPTANCE: tuple[Metric, ...] = (
@@ -258,4 +211,3 @@ ACCEPTANCE: tuple[Metric, ...] = (
     Histogram(),
     PerPosition(),
 )
-OVERHEAD: tuple[Metric, ...] = (TimeSplit(),)

@@ -1,11 +1,14 @@
 """What a reader of the tables must know before trusting a figure."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from specbench.results.cells import Cell, Group
 from specbench.results.invariants import unaccounted
+from specbench.results.protocol import versions
 from specbench.results.reading import RunData
 from specbench.results.records import Status
+from specbench.results.sources import Source
 from specbench.results.stats import MIN_REPEATS
 
 _UNACCOUNTED = 0.1
@@ -24,8 +27,26 @@ def collect_warnings(data: RunData, groups: list[Group]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _run_warnings(data: RunData) -> list[str]:
+def merged_warnings(sources: Sequence[Source]) -> list[str]:
+    """What must be known of runs that are reported together: of all at once, then of each."""
     lines = []
+    named = dict.fromkeys(versions(source.run) for source in sources)
+    if len(named) > 1:
+        lines.append(f"the runs were made with different versions: {'; '.join(named)}")
+    served = [any(group.vllm for group in source.groups) for source in sources]
+    if any(served) and not all(served):
+        without = [s.label for s, found in zip(sources, served, strict=True) if not found]
+        lines.append(
+            f"no vLLM arm in {', '.join(without)}: speed-ups over vLLM are paired or unknown"
+        )
+    for source in sources:
+        own = collect_warnings(source.data, source.groups)
+        lines += [f"{source.label}: {line}" for line in own]
+    return lines
+
+
+def _run_warnings(data: RunData) -> list[str]:
+    lines = [f"{entry.name}: {entry.status}: {entry.message}" for entry in data.run.refused]
     if data.run.model.get("dummy"):
         lines.append(
             "dummy weights: acceptance, and the throughput of arms that draft, mean nothing "
@@ -36,6 +57,11 @@ def _run_warnings(data: RunData) -> list[str]:
     repeats = data.run.config.get("repeats")
     if isinstance(repeats, int) and repeats < MIN_REPEATS:
         lines.append(f"repeats {repeats}: no interval below {MIN_REPEATS}; read acceptance only")
+    eager = dict.fromkeys(p.arm for p in data.passes if p.graph_mode == "eager")
+    if eager and data.run.config.get("device") == "cuda":
+        lines.append(
+            f"without CUDA graphs: {', '.join(eager)}; the host's launches are part of their times"
+        )
     segments = {record.times.segment for record in data.requests}
     if len(segments) > 1:
         lines.append(f"resumed: the records come from {len(segments)} processes")
@@ -66,7 +92,18 @@ def _dataset_warnings(group: Group) -> list[str]:
     modes = {record.graph_mode for member in group.cells for record in member.passes}
     if len(modes) > 1:
         lines.append(f"{name}: arms ran in different graph modes: {', '.join(sorted(modes))}")
-    return lines
+    return lines + _score_warnings(group)
+
+
+def _score_warnings(group: Group) -> list[str]:
+    scored = {(s.arm, s.repeat, s.index) for cell in group.cells for s in cell.scores}
+    outputs = [r for cell in group.cells for r in cell.requests]
+    ends = [r.finish_reason for r in outputs if (r.arm, r.repeat, r.index) in scored]
+    cut = ends.count("length")
+    if not cut:
+        return []
+    name = group.cells[0].dataset.name
+    return [f"{name}: {cut} of {len(ends)} scored outputs were cut at the length limit"]
 
 
 def _cell_warnings(cell: Cell) -> list[str]:

@@ -12,8 +12,10 @@ from specbench.results.records import (
     ArmRecord,
     DatasetInfo,
     LosslessRecord,
+    OverheadRecord,
     RequestRecord,
     RunRecord,
+    ScoreRecord,
     SpecCounters,
     Status,
 )
@@ -36,6 +38,8 @@ class Cell:
         Nothing would remain, so nothing was excluded and the figures are marked.
     passes : list of ArmRecord
         The passes that ended, at most one a repeat.
+    overhead : OverheadRecord or None
+        The time split of a profiler trace, if one was taken.
     repeats : int
         Passes planned.
     full_batch : int
@@ -49,6 +53,8 @@ class Cell:
     all_degenerate: bool
     passes: list[ArmRecord]
     verdicts: list[LosslessRecord]
+    scores: list[ScoreRecord]
+    overhead: OverheadRecord | None
     repeats: int
     full_batch: int
     dummy: bool
@@ -171,8 +177,16 @@ def build_groups(data: RunData) -> list[Group]:
     """
     run = data.run
     check_plan(data)
+    planned = None if run.cells is None else set(run.cells)
     return [
-        Group([_build_cell(data, arm, dataset) for arm in run.arms]) for dataset in run.datasets
+        Group(
+            [
+                _build_cell(data, arm, dataset)
+                for arm in run.arms
+                if planned is None or (dataset.name, arm.name) in planned
+            ]
+        )
+        for dataset in run.datasets
     ]
 
 
@@ -185,7 +199,7 @@ def setting(run: RunRecord, name: str) -> Any:
 
 
 def _build_cell(data: RunData, arm: ArmInfo, dataset: DatasetInfo) -> Cell:
-    def mine(record: RequestRecord | ArmRecord | LosslessRecord) -> bool:
+    def mine(record: Any) -> bool:
         return record.arm == arm.name and record.dataset == dataset.name
 
     degenerate = frozenset(
@@ -203,6 +217,9 @@ def _build_cell(data: RunData, arm: ArmInfo, dataset: DatasetInfo) -> Cell:
         all_degenerate=nothing_left,
         passes=list(filter(mine, data.passes)),
         verdicts=list(filter(mine, data.verdicts)),
+        scores=list(filter(mine, data.scores)),
+        # a later one replaces those before it
+        overhead=next(filter(mine, reversed(data.overheads)), None),
         repeats=setting(data.run, "repeats"),
         full_batch=min(setting(data.run, "batch_size"), len(dataset.prompts)),
         dummy=bool(data.run.model.get("dummy")),

@@ -29,6 +29,18 @@ def refuse_content(folder: Path) -> None:
         )
 
 
+def refuse_run(folder: Path) -> None:
+    """Refuse a folder whose reports are those of a run of its own.
+
+    Raises
+    ------
+    UsageError
+        It holds a run.
+    """
+    if (folder / RUN).is_file():
+        raise UsageError(f"{folder} holds a run with reports of its own; give another --output")
+
+
 def acquire(folder: Path) -> int:
     """Make the folder if need be and lock it against other writers.
 

@@ -9,18 +9,23 @@ _MAY_DIFFER = ("output", "resume")
 _MACHINE = ("cpu", "gpus", "cuda", "threads", "specbench", "git")
 
 
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Where two JSON values differ, as ``"config.gamma: 6 there, 8 now"``."""
+def differences(
+    old: Any, new: Any, path: str = "", where: tuple[str, str] = ("there", "now")
+) -> list[str]:
+    """Where two JSON values differ, as ``"config.gamma: 6 there, 8 now"``.
+
+    `where` says which of the two has a value.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         keys = [*old, *(key for key in new if key not in old)]
         parts = [
-            differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+            differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key), where)
             for key in keys
         ]
         return [line for part in parts for line in part]
     if old == new:
         return []
-    return [f"{path}: {_short(old)} there, {_short(new)} now"]
+    return [f"{path}: {_short(old)} {where[0]}, {_short(new)} {where[1]}"]
 
 
 def _short(value: Any) -> str:
@@ -45,4 +50,5 @@ def identity(run: RunRecord) -> dict[str, Any]:
         "model": content["model"],
         "datasets": {entry["name"]: entry for entry in content["datasets"]},
         "arms": {entry["name"]: entry for entry in content["arms"]},
+        "cells": content["cells"],
     }

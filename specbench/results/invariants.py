@@ -28,6 +28,7 @@ def check_plan(data: RunData) -> None:
     keys: list[tuple[str, str, int | None, int]] = [
         *((r.arm, r.dataset, r.index, r.repeat) for r in data.requests),
         *((v.arm, v.dataset, v.index, v.repeat) for v in data.verdicts),
+        *((s.arm, s.dataset, s.index, s.repeat) for s in data.scores),
         *((p.arm, p.dataset, None, p.repeat) for p in data.passes),
     ]
     for arm, dataset, index, repeat in keys:

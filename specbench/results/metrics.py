@@ -14,7 +14,7 @@ from specbench.results.cells import Cell, Group
 from specbench.results.records import RequestRecord
 
 Row = dict[str, Any]
-Table = Literal["throughput", "acceptance", "overhead"]
+Table = Literal["throughput", "acceptance", "overhead", "scores"]
 
 
 class Metric(ABC):

@@ -1,6 +1,11 @@
-"""What a run's figures were measured on and how, in two lines: for tables and plots."""
+"""What figures were measured on and how, in three lines: for tables, plots and the page."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from specbench.results.records import RunRecord
+
+_SHOWN_VERSIONS = ("torch", "triton", "vllm")
 
 
 def device_name(run: RunRecord) -> str:
@@ -14,38 +19,76 @@ def device_name(run: RunRecord) -> str:
     return f"{cpu}, {threads} threads" if threads else str(cpu)
 
 
-def protocol_lines(run: RunRecord) -> list[str]:
-    """Device, model and type; then batch, lengths, sampling and repeats."""
-    config = run.config
-    model = run.model.get("spec") or config.get("model")
-    dummy = " (dummy weights)" if run.model.get("dummy") else ""
-    lengths = _lengths([prompt.tokens for entry in run.datasets for prompt in entry.prompts])
-    temperature = config.get("temperature")
-    sampling = f"T {temperature}" if temperature else "greedy"
-    if temperature and (config.get("top_k") or config.get("top_p", 1) < 1):
-        sampling += f", top-k {config.get('top_k')}, top-p {config.get('top_p')}"
+def model_name(run: RunRecord) -> str:
+    """The model as the user named it, random weights said."""
+    model = str(run.model.get("spec") or run.config.get("model"))
+    return f"{model} (dummy weights)" if run.model.get("dummy") else model
+
+
+def sampling(run: RunRecord) -> str:
+    """``greedy``, or temperature and what was cut off."""
+    temperature = run.config.get("temperature")
+    if not temperature:
+        return "greedy"
+    top_k, top_p = run.config.get("top_k"), run.config.get("top_p", 1)
+    cut = f", top-k {top_k}, top-p {top_p}" if top_k or top_p < 1 else ""
+    return f"T {temperature}{cut}"
+
+
+def versions(run: RunRecord) -> str:
+    """specbench with its commit, torch, and what else took part."""
+    environment = run.environment
+    git = environment.get("git") or {}
+    commit = f" ({git['commit'][:7]}{'+' if git.get('dirty') else ''})" if git.get("commit") else ""
+    known = environment.get("versions") or {}
+    facts = [f"specbench {environment.get('specbench') or 'unknown'}{commit}"]
+    facts += [f"{name} {known[name]}" for name in _SHOWN_VERSIONS if known.get(name)]
+    facts += [f"driver {environment['driver']}"] if environment.get("driver") else []
+    return " · ".join(facts)
+
+
+def protocol_lines(runs: RunRecord | Sequence[RunRecord]) -> list[str]:
+    """Model, type and device; batch, lengths, sampling and repeats; versions.
+
+    Where runs that are reported together differ in a fact, its values are joined by "or".
+    """
+    runs = [runs] if isinstance(runs, RunRecord) else runs
+    datasets = [entry for run in runs for entry in run.datasets]
+    new = [str(entry.max_new_tokens) for entry in datasets]
     facts = [
-        f"batch {config.get('batch_size')}",
-        lengths,
-        f"{_range(run)} new tokens at most" if run.datasets else None,
-        sampling,
-        f"repeats {config.get('repeats')}",
-        "EOS ignored" if config.get("ignore_eos") else None,
+        f"batch {_joined(run.config.get('batch_size') for run in runs)}",
+        _lengths(runs),
+        f"{_span(list(map(int, new)))} new tokens at most" if new else None,
+        _joined(map(sampling, runs)),
+        f"repeats {_joined(run.config.get('repeats') for run in runs)}",
+        "EOS ignored" if any(run.config.get("ignore_eos") for run in runs) else None,
     ]
+    what = (
+        _joined(map(model_name, runs)),
+        _joined(run.config.get("dtype") for run in runs),
+        _joined(map(device_name, runs)),
+    )
     return [
-        f"{model}{dummy} · {config.get('dtype')} · {device_name(run)}",
+        " · ".join(what),
         " · ".join(fact for fact in facts if fact),
+        _joined(map(versions, runs)),
     ]
 
 
-def _lengths(tokens: list[int]) -> str:
-    if not tokens:
-        return "no prompts"
-    shortest, longest = min(tokens), max(tokens)
-    span = f"{longest}" if shortest == longest else f"{shortest} to {longest}"
-    return f"{len(tokens)} prompts of {span} tokens"
+def _joined(values: Iterable[Any]) -> str:
+    return " or ".join(map(str, dict.fromkeys(values)))
 
 
-def _range(run: RunRecord) -> str:
-    counts = sorted({entry.max_new_tokens for entry in run.datasets})
-    return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+def _lengths(runs: Sequence[RunRecord]) -> str:
+    # the same prompts in several runs are counted once
+    lists = {
+        (entry.name, entry.token_ids_sha256): [prompt.tokens for prompt in entry.prompts]
+        for run in runs
+        for entry in run.datasets
+    }
+    tokens = [count for counts in lists.values() for count in counts]
+    return f"{len(tokens)} prompts of {_span(tokens)} tokens" if tokens else "no prompts"
+
+
+def _span(values: Sequence[int]) -> str:
+    return " to ".join(map(str, dict.fromkeys((min(values), max(values)))))

@@ -2,20 +2,22 @@
 
 import json
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from specbench.errors import DataError, UsageError
+from specbench.results.migration import upgrade
 from specbench.results.records import (
-    SCHEMA_VERSION,
     ArmRecord,
     LosslessRecord,
+    OverheadRecord,
     Record,
     RequestRecord,
     RunRecord,
+    ScoreRecord,
     Status,
 )
 
@@ -23,8 +25,11 @@ RUN = "run.json"
 REQUESTS = "requests.jsonl"
 ARMS = "arms.jsonl"
 LOSSLESS = "lossless.jsonl"
+SCORES = "scores.jsonl"
+OVERHEAD = "overhead.jsonl"
 
 R = TypeVar("R", bound=Record)
+J = TypeVar("J", LosslessRecord, ScoreRecord)
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,17 @@ class RunData:
     passes : list of ArmRecord
         The latest record of each (arm, dataset, repeat).
     verdicts : list of LosslessRecord
+    scores : list of ScoreRecord
+    overheads : list of OverheadRecord
+        The latest of each (arm, dataset).
     """
 
     run: RunRecord
     requests: list[RequestRecord]
     passes: list[ArmRecord]
     verdicts: list[LosslessRecord]
+    scores: list[ScoreRecord] = field(default_factory=list)
+    overheads: list[OverheadRecord] = field(default_factory=list)
 
 
 def read_folder(folder: Path) -> RunData:
@@ -57,7 +67,12 @@ def read_folder(folder: Path) -> RunData:
         A record that cannot be read; the message names the file and the line.
     """
     return RunData(
-        read_run(folder), read_requests(folder), read_arms(folder), read_lossless(folder)
+        read_run(folder),
+        read_requests(folder),
+        read_arms(folder),
+        read_lossless(folder),
+        read_scores(folder),
+        read_overheads(folder),
     )
 
 
@@ -93,10 +108,18 @@ def read_arms(folder: Path) -> list[ArmRecord]:
 
 def read_lossless(folder: Path) -> list[LosslessRecord]:
     """The verdicts of `folder`, each (arm, dataset, repeat, index) once."""
-    lines = _read_lines(folder / LOSSLESS, LosslessRecord)
-    keys = [(line, (r.arm, r.dataset, r.repeat, r.index)) for line, r in lines]
-    _refuse_duplicates(folder / LOSSLESS, keys)
-    return [record for _, record in lines]
+    return _read_once(folder / LOSSLESS, LosslessRecord)
+
+
+def read_scores(folder: Path) -> list[ScoreRecord]:
+    """The scores of `folder`, each (arm, dataset, repeat, index) once."""
+    return _read_once(folder / SCORES, ScoreRecord)
+
+
+def read_overheads(folder: Path) -> list[OverheadRecord]:
+    """The latest time split of each arm and dataset: it may have been measured again."""
+    lines = _read_lines(folder / OVERHEAD, OverheadRecord)
+    return list({(record.arm, record.dataset): record for _, record in lines}.values())
 
 
 def mend_tail(path: Path) -> None:
@@ -116,6 +139,12 @@ def mend_tail(path: Path) -> None:
         elif not last.endswith(b"\n"):
             file.seek(0, 2)
             file.write(b"\n")
+
+
+def _read_once(path: Path, kind: type[J]) -> list[J]:
+    lines = _read_lines(path, kind)
+    _refuse_duplicates(path, [(line, (r.arm, r.dataset, r.repeat, r.index)) for line, r in lines])
+    return [record for _, record in lines]
 
 
 def _read_lines(path: Path, kind: type[R]) -> list[tuple[int, R]]:
@@ -139,12 +168,7 @@ def _read_lines(path: Path, kind: type[R]) -> list[tuple[int, R]]:
 
 
 def _parse(content: Any, kind: type[R], where: str) -> R:
-    version = content.get("schema_version") if isinstance(content, dict) else None
-    if version != SCHEMA_VERSION:
-        raise DataError(
-            f"{where} has schema version {version!r}, this specbench reads {SCHEMA_VERSION}; "
-            "read it with the version that wrote it"
-        )
+    content = upgrade(content, where)
     try:
         return kind.model_validate(content)
     except ValidationError as error:

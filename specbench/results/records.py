@@ -1,7 +1,8 @@
 """The schema of what a run writes to disk; every table and plot is derived from it.
 
 A run's folder holds `run.json` (a `RunRecord`, written before anything runs) and the append-only
-files `requests.jsonl`, `arms.jsonl` and `lossless.jsonl`, one record a line.
+files `requests.jsonl`, `arms.jsonl`, `lossless.jsonl`, `scores.jsonl` and `overhead.jsonl`, one
+record a line. `migration.py` brings records of older versions up to this one.
 """
 
 from enum import StrEnum
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Status(StrEnum):
@@ -158,6 +159,46 @@ class LosslessRecord(Record):
     reason: str | None = None
 
 
+class ScoreRecord(Record):
+    """How right one output is by its dataset's own measure, from 0 to 1."""
+
+    schema_version: int = SCHEMA_VERSION
+    arm: str
+    dataset: str
+    repeat: int
+    index: int
+    score: float = Field(ge=0, le=1)
+
+
+class OverheadRecord(Record):
+    """Device time of one iteration of an arm, from a profiler trace, in milliseconds.
+
+    Selection is measured twice: as the iteration less the same iteration with its sets frozen and
+    collection off, and from the trace: selection's kernels, and what collecting adds to the
+    verification's attention.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    arm: str
+    dataset: str
+    iterations: int = Field(ge=1, description="iterations behind the means")
+    iteration_ms: float
+    draft_ms: float
+    verify_ms: float
+    selection_ms: float = Field(description="by the difference of two iterations")
+    sampling_ms: float
+    other_ms: float = Field(description="gaps between kernels, measured")
+    selection_trace_ms: float | None = Field(description="by the trace; null where not taken")
+
+
+class RefusedDataset(Record):
+    """A dataset of the plan that could not be run at all: all its cells have this status."""
+
+    name: str
+    status: Status
+    message: str
+
+
 class PromptInfo(Record):
     """One prompt of the frozen list: enough to rebuild and to compare it, without its text."""
 
@@ -181,6 +222,7 @@ class DatasetInfo(Record):
     max_new_tokens: int
     thinking: bool = Field(description="the model's thinking mode was on")
     cot: bool = Field(description="the prompt asks for reasoning in the answer")
+    score: str | None = Field(description="what outputs are scored by; null where they are not")
     prompts: list[PromptInfo]
 
 
@@ -203,5 +245,9 @@ class RunRecord(Record):
     environment: dict[str, Any]
     model: dict[str, Any]
     datasets: list[DatasetInfo]
+    refused: list[RefusedDataset] = Field(description="datasets that could not be run at all")
     arms: list[ArmInfo]
+    cells: list[tuple[str, str]] | None = Field(
+        description="the (dataset, arm) pairs that this part of a plan runs; null for all of them"
+    )
     warnings: list[str]

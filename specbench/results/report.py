@@ -1,21 +1,25 @@
-"""Tables and plots of a run, from what its folder holds and nothing else."""
+"""Tables, plots and the page of runs, from what their folders hold and nothing else."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import DataError
-from specbench.results.caveats import collect_warnings
-from specbench.results.cells import Group, build_groups
+from specbench.results.caveats import collect_warnings, merged_warnings
 from specbench.results.compact import compact_frames
+from specbench.results.contexts import context_frame, context_rows
 from specbench.results.metrics import Row
-from specbench.results.reading import read_folder
+from specbench.results.protocol import protocol_lines
 from specbench.results.records import RunRecord, Status
-from specbench.results.tables import build_frames, build_rows
+from specbench.results.sources import Source, check_comparable, read_sources
+from specbench.results.tables import build_frames, build_rows, merge_rows, to_csv
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MARK = "NOT COMPARABLE"
 
 
 @dataclass(frozen=True)
@@ -24,75 +28,130 @@ class Summary:
 
     Attributes
     ----------
-    run : RunRecord
+    sources : list of Source
+        The runs that it is made of.
     rows : list of dict
-        Every figure, a row an arm and dataset; the terminal table and the plots are made of them.
+        Every figure, a row an arm and workload; all tables and plots are made of them.
+    contexts : list of dict
+        Figures by the length of the prompt.
     frames : dict of str to DataFrame
-        The CSV files by name: throughput, acceptance, overhead, lossless, repeats, requests.
+        The CSV files by name: throughput, acceptance, overhead, context, scores, lossless,
+        repeats, requests.
     warnings : list of str
         What a reader must know before trusting a figure.
+    marks : list of str
+        Why the runs should not be compared, where the user forced it.
     exit_status : int
         0 passed, 1 a lossless method was not lossless, 3 an arm failed or is unfinished.
     files : list of Path
         What was written.
     """
 
-    run: RunRecord
+    sources: list[Source]
     rows: list[Row]
+    contexts: list[Row]
     frames: dict[str, "pd.DataFrame"]
     warnings: list[str]
+    marks: list[str]
     exit_status: int
-    files: list[Path]
+    files: list[Path] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """Each run's `run.json`."""
+        return [source.run for source in self.sources]
+
+    @property
+    def header(self) -> list[str]:
+        """What stands over every table and under every plot."""
+        marks = [f"{MARK}: {'; '.join(self.marks)}"] if self.marks else []
+        return [*marks, *protocol_lines(self.runs)]
 
 
-def summarise(folder: Path) -> Summary:
-    """Read the records in `folder` and derive every figure, writing nothing.
+def summarise(folders: Path | Sequence[Path], force: bool = False) -> Summary:
+    """Read the records in `folders` and derive every figure, writing nothing.
+
+    Parameters
+    ----------
+    folders : Path or sequence of Path
+        Folders of runs, or of folders of runs.
+    force : bool
+        Report runs together that cannot be compared, marked.
 
     Raises
     ------
     UsageError
-        The folder holds no run.
+        A folder holds no run, or the runs cannot be compared; the message names the differences.
     DataError
         A record that cannot be read.
     InvariantError
         A record that contradicts itself.
     """
-    data = read_folder(folder)
-    groups = build_groups(data)
-    rows = build_rows(data.run, groups)
+    sources = read_sources([folders] if isinstance(folders, Path) else folders)
+    marks = check_comparable(sources, force)
+    if len(sources) == 1:
+        (only,) = sources
+        rows = build_rows(only.run, only.groups)
+        warnings = collect_warnings(only.data, only.groups)
+    else:
+        rows = merge_rows(sources)
+        warnings = merged_warnings(sources)
+    contexts = _contexts(sources, rows)
     return Summary(
-        run=data.run,
+        sources=sources,
         rows=rows,
-        frames=build_frames(rows, data.verdicts) | compact_frames(groups),
-        warnings=collect_warnings(data, groups),
-        exit_status=exit_status(groups),
-        files=[],
+        contexts=contexts,
+        frames=_frames(sources, rows, contexts),
+        warnings=warnings,
+        marks=marks,
+        exit_status=exit_status(sources),
     )
 
 
-def write_reports(folder: Path) -> Summary:
-    """Write the CSV files and plots of the run in `folder`, anew from its records.
+def write_reports(
+    folders: Path | Sequence[Path], output: Path | None = None, force: bool = False
+) -> Summary:
+    """Write tables, plots and the page, anew from the records.
+
+    Parameters
+    ----------
+    folders, force
+        As for `summarise`.
+    output : Path, optional
+        Where to; by default the folder of the only run.
 
     Raises
     ------
     UsageError, DataError, InvariantError
-        As `summarise`; DataError also where the folder cannot be written to.
+        As `summarise`; DataError also where the output cannot be written to.
     """
-    from specbench.results.plots import draw_plots
-
-    summary = summarise(folder)
-    contents = {
-        f"{name}.csv": frame.to_csv(index=False).encode() for name, frame in summary.frames.items()
-    }
-    contents |= {f"{name}.png": png for name, png in draw_plots(summary.run, summary.rows).items()}
-    for name, content in contents.items():
-        summary.files.append(write_file(folder / name, content))
+    summary = summarise(folders, force)
+    if output is None:
+        output = summary.sources[0].folder
+    for name, content in render_files(summary).items():
+        summary.files.append(write_file(output / name, content))
     return summary
 
 
-def exit_status(groups: list[Group]) -> int:
+def render_files(summary: Summary) -> dict[str, bytes]:
+    """Every file of a report by its name; equal records give equal bytes."""
+    from specbench.results.page import render_page
+    from specbench.results.plots import draw_plots
+    from specbench.results.summary_table import to_latex, to_markdown, value_frame
+
+    rows, header = summary.rows, summary.header
+    frames = summary.frames | {"table": value_frame(rows)}
+    files = {f"{name}.csv": to_csv(frame) for name, frame in frames.items()}
+    files["table.md"] = to_markdown(rows, header, summary.warnings).encode()
+    files["table.tex"] = to_latex(rows, header).encode()
+    plots = draw_plots(rows, summary.contexts, header)
+    return files | plots | {"report.html": render_page(summary, plots).encode()}
+
+
+def exit_status(sources: Sequence[Source]) -> int:
     """What the process ends with. A wrong output outranks a missing one."""
-    states = [cell.status for group in groups for cell in group.cells]
+    states = [cell.status for source in sources for group in source.groups for cell in group.cells]
+    states += [refused.status for source in sources for refused in source.run.refused]
     if Status.LOSSY in states:
         return 1
     return 0 if all(status is Status.PASSED for status in states) else 3
@@ -102,8 +161,41 @@ def write_file(path: Path, content: bytes) -> Path:
     """Write `path` as a whole or not at all; DataError where it cannot be written."""
     part = path.with_name(f"{path.name}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(content)
         os.replace(part, path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error}") from error
     return path
+
+
+def _contexts(sources: Sequence[Source], rows: Sequence[Row]) -> list[Row]:
+    """Figures by prompt length, under the names that the rows have."""
+    several = len(sources) > 1
+    names = {(row["run"], row["dataset"], row["arm"]): row["series"] for row in rows}
+    found = []
+    for source in sources:
+        run = source.label if several else None
+        for row in context_rows(source.groups):
+            found.append(row | {"run": run, "series": names[run, row["dataset"], row["arm"]]})
+    return found
+
+
+def _frames(
+    sources: Sequence[Source], rows: Sequence[Row], contexts: Sequence[Row]
+) -> dict[str, "pd.DataFrame"]:
+    """The CSV files; of several runs with the run as the first column."""
+    import pandas as pd
+
+    parts = []
+    for source in sources:
+        several = len(sources) > 1
+        label = source.label if several else None
+        mine = [row for row in rows if row["run"] == label]
+        frames = build_frames(mine, source.data.verdicts) | compact_frames(source.groups)
+        frames["context"] = context_frame([row for row in contexts if row["run"] == label])
+        if several:
+            for frame in frames.values():
+                frame.insert(0, "run", label)
+        parts.append(frames)
+    return {name: pd.concat([part[name] for part in parts]) for name in parts[0]}

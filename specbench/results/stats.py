@@ -11,6 +11,7 @@ RESAMPLES = 1000
 SEED = 0
 MIN_REPEATS = 3
 _CONFIDENCE = 95.0
+_DEVIATIONS = 1.959964  # of a normal distribution, for that confidence
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,44 @@ def speedup(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Arr
         np.where(paired, base_tokens, 0),
         np.where(paired, base_seconds, 0),
     )
+
+
+def mean(values: Array) -> Estimate:
+    """The mean of one score a prompt, with its 95 % interval over prompts.
+
+    Parameters
+    ----------
+    values : ndarray
+        `[prompts]`, from 0 to 1, each a mean over repeats.
+
+    Returns
+    -------
+    Estimate
+        Where every score is right or wrong the interval is Wilson's (1927), which stays sensible
+        where none or all are right; else a bootstrap's. None of it without prompts.
+    """
+    count = len(values)
+    if not count:
+        return Estimate()
+    value = float(values.mean())
+    if np.isin(values, (0.0, 1.0)).all():
+        return proportion(int(values.sum()), count)
+    if count == 1:
+        return Estimate(value)
+    random = np.random.default_rng(SEED)
+    drawn = values[random.integers(count, size=(RESAMPLES, count))].mean(axis=1)
+    tail = (100 - _CONFIDENCE) / 2
+    low, high = np.percentile(drawn, [tail, 100 - tail])
+    return Estimate(value, float(low), float(high))
+
+
+def proportion(part: int, whole: int) -> Estimate:
+    """The share of `part` in `whole` independent trials, at least one, with Wilson's interval."""
+    share, squared = part / whole, _DEVIATIONS**2 / whole
+    middle = (share + squared / 2) / (1 + squared)
+    spread = (squared * (share * (1 - share) + squared / 4)) ** 0.5 / (1 + squared)
+    # at 0 and 1 the interval ends there, whatever rounding says
+    return Estimate(share, max(middle - spread, 0.0) if part else 0.0, min(middle + spread, 1.0))
 
 
 def _estimate(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Array) -> Estimate:

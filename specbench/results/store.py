@@ -12,20 +12,25 @@ from specbench.results.identity import differences, identity
 from specbench.results.reading import (
     ARMS,
     LOSSLESS,
+    OVERHEAD,
     REQUESTS,
     RUN,
+    SCORES,
     mend_tail,
     read_arms,
     read_lossless,
     read_requests,
     read_run,
+    read_scores,
 )
 from specbench.results.records import (
     ArmRecord,
     LosslessRecord,
+    OverheadRecord,
     Record,
     RequestRecord,
     RunRecord,
+    ScoreRecord,
     Status,
 )
 
@@ -49,6 +54,7 @@ class RunStore:
         self._requests = {record.key: record for record in read_requests(folder)}
         self._arms = {record_key(record): record for record in read_arms(folder)}
         self._lossless = {record_key(record): record for record in read_lossless(folder)}
+        self._scores = {record_key(record): record for record in read_scores(folder)}
         self.segment = self.next_segment()
 
     @staticmethod
@@ -106,7 +112,7 @@ class RunStore:
                     f"cannot resume {folder}: it was started differently ({'; '.join(found)}); "
                     "repeat the original options, or start anew with another --output"
                 )
-            for name in (REQUESTS, ARMS, LOSSLESS):
+            for name in (REQUESTS, ARMS, LOSSLESS, SCORES, OVERHEAD):
                 mend_tail(folder / name)
             return cls(folder, lock, stored)
         except BaseException:
@@ -134,6 +140,17 @@ class RunStore:
         self._append(LOSSLESS, record)
         self._lossless[key] = record
 
+    def append_score(self, record: ScoreRecord) -> None:
+        """Write how right one output is."""
+        key = record_key(record)
+        self._refuse_known(key, self._scores, SCORES)
+        self._append(SCORES, record)
+        self._scores[key] = record
+
+    def append_overhead(self, record: OverheadRecord) -> None:
+        """Write the time split of an arm's iteration; a later one replaces it."""
+        self._append(OVERHEAD, record)
+
     def load_requests(self) -> list[RequestRecord]:
         """All requests on record, in the order in which they were written."""
         return list(self._requests.values())
@@ -145,6 +162,10 @@ class RunStore:
     def load_lossless(self) -> list[LosslessRecord]:
         """All verdicts on record."""
         return list(self._lossless.values())
+
+    def load_scores(self) -> list[ScoreRecord]:
+        """All scores on record."""
+        return list(self._scores.values())
 
     def next_segment(self) -> int:
         """One more than the last segment on record, 0 where there is none."""
@@ -190,7 +211,9 @@ class RunStore:
             raise DataError(f"cannot write to {path}: {error}") from error
 
 
-def record_key(record: ArmRecord | LosslessRecord) -> tuple[str, str, int, int | None]:
-    """What identifies a pass (arm, dataset, repeat), or a verdict (and the prompt's index)."""
-    index = record.index if isinstance(record, LosslessRecord) else None
+def record_key(
+    record: ArmRecord | LosslessRecord | ScoreRecord,
+) -> tuple[str, str, int, int | None]:
+    """What identifies a pass (arm, dataset, repeat), or a verdict or score (with the index)."""
+    index = None if isinstance(record, ArmRecord) else record.index
     return record.arm, record.dataset, record.repeat, index

@@ -22,7 +22,7 @@ class DecodeThroughput(Metric):
         return cell.shows_throughput
 
     def compute(self, cell: Cell, group: Group) -> Row:
-        return _interval(self.columns, stats.throughput(*_decode(cell)))
+        return _interval(self.columns, stats.throughput(*decode_sums(cell)))
 
 
 class SpeedUp(Metric):
@@ -48,13 +48,13 @@ class SpeedUp(Metric):
         base = self._find(group)
         if base is None or not base.shows_throughput:
             return {}
-        estimate = stats.speedup(*_decode(cell), *_decode(base))
+        estimate = stats.speedup(*decode_sums(cell), *decode_sums(base))
         if base is cell and estimate.value is not None:
             estimate = stats.Estimate(1.0)
         return _interval(self.columns, estimate)
 
 
-def _decode(cell: Cell) -> tuple[stats.Array, stats.Array]:
+def decode_sums(cell: Cell) -> tuple[stats.Array, stats.Array]:
     """Tokens and seconds of the full steps of healthy requests, each `[repeats, prompts]`."""
     place = {prompt.index: column for column, prompt in enumerate(cell.dataset.prompts)}
     tokens = np.zeros((cell.repeats, len(place)))

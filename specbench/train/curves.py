@@ -58,7 +58,7 @@ def draw_curves(folder: Path, title: str) -> bytes:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from specbench.results.plots import COLOURS, MARKERS
+    from specbench.results.plots.style import COLOURS, MARKERS
 
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     loss = read_curve(folder / "loss.csv")

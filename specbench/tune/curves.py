@@ -1,10 +1,11 @@
-"""Plots of a tuning as PNG: a curve a step with its choice, and throughput over both settings."""
+"""Plots of a tuning as PNG and SVG: a curve a step, and throughput over both settings."""
 
-import io
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from specbench.results.plots.style import render
 from specbench.tune.ledger import TrialRow
 from specbench.tune.space import Setting, Space
 from specbench.tune.trials import Rules
@@ -25,11 +26,14 @@ def draw_curves(
     rules: Rules,
     caption: str,
 ) -> dict[str, bytes]:
-    """The PNG files by name: ``step1``, ``step2``, ``step3`` as far as there are, ``contour``."""
+    """The image files by name: of ``step1``, ``step2``, ``step3`` as far as there are, ``contour``.
+
+    Each is a PNG and an SVG.
+    """
     budget = space.budget or "budget"
     goal = "decode throughput" if rules.goal == "throughput" else "TPOT"
     scored = [row for row in rows if row.value is not None]
-    drawn = {}
+    drawn: dict[str, bytes] = {}
     for number, setting in chosen.items():
         if number == 2:
             # a step may look up what an earlier one measured
@@ -47,11 +51,12 @@ def draw_curves(
             points = [(float(r.setting.ratio or 0), r.value, r.noise) for r in line]
             place, label = float(setting.ratio or 0), budget
         value = f"{goal} ({rules.unit}), penalised median" if number > 1 else _AL
-        drawn[f"step{number}"] = _curve(
-            points, place, label, value, f"Step {number}: {titles[number]}", caption
-        )
+        title = f"Step {number}: {titles[number]}"
+        draw = partial(_curve, points, place, label, value, title)
+        drawn |= render(f"step{number}", draw, [caption])
     if space.ratios and space.gammas:
-        drawn["contour"] = _contour(rows, chosen[max(chosen)], budget, caption)
+        last = chosen[max(chosen)]
+        drawn |= render("contour", partial(_contour, rows, last, budget), [caption])
     return drawn
 
 
@@ -61,8 +66,7 @@ def _curve(
     label: str,
     value: str,
     title: str,
-    caption: str,
-) -> bytes:
+) -> "tuple[Figure, str]":
     figure, axes = _figure()
     points = sorted(points)
     xs = [x for x, _, _ in points]
@@ -80,10 +84,10 @@ def _curve(
     axes.set_ylabel(value)
     axes.set_title(title)
     axes.grid(alpha=0.3)
-    return _png(figure, caption)
+    return figure, "Whiskers: 1.96 standard errors."
 
 
-def _contour(rows: Sequence[TrialRow], chosen: Setting, budget: str, caption: str) -> bytes:
+def _contour(rows: Sequence[TrialRow], chosen: Setting, budget: str) -> "tuple[Figure, str]":
     """Every measured throughput; filled contours where the points span an area."""
     from matplotlib.tri import Triangulation
 
@@ -101,7 +105,7 @@ def _contour(rows: Sequence[TrialRow], chosen: Setting, budget: str, caption: st
     values = [value or 0.0 for value in latest.values()]
     if not values:
         axes.set_title("No trial has a throughput")
-        return _png(figure, caption)
+        return figure, ""
     axes.set_xscale("log")
     if len(set(xs)) > 1 and len(set(ys)) > 1 and len(values) > 2:
         near = Triangulation([math.log(x) for x in xs], ys)  # neighbours as the log axis shows
@@ -119,7 +123,7 @@ def _contour(rows: Sequence[TrialRow], chosen: Setting, budget: str, caption: st
     axes.set_xlabel(budget)
     axes.set_ylabel("gamma")
     axes.set_title("Decode throughput of all trials; the star is the choice")
-    return _png(figure, caption)
+    return figure, "Every point is a trial; contours between them are interpolated."
 
 
 def _plain_ticks(axes: "Axes", xs: Sequence[float]) -> None:
@@ -133,10 +137,3 @@ def _figure() -> "tuple[Figure, Axes]":
 
     figure = Figure(figsize=(6.4, 4.6), dpi=120, layout="constrained")
     return figure, figure.add_subplot()
-
-
-def _png(figure: "Figure", caption: str) -> bytes:
-    figure.supxlabel(caption, fontsize=7, color="#444444")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()

@@ -122,7 +122,12 @@ def build_space(config: TuneConfig) -> Space:
         method = type(next(iter(arms.values())))
     tunable = method.tunable
     if not issubclass(method, EngineMethod) or not (tunable.ratios or tunable.gammas):
-        raise UsageError(f"{names[0]} has nothing to tune: it has neither a KV budget nor a gamma")
+        kinds = METHODS.get(names[0]).variants().items()
+        others = [name for name, kind in kinds if kind.tunable.ratios or kind.tunable.gammas]
+        raise UsageError(
+            f"{names[0]} has nothing to tune: it has neither a KV budget nor a gamma"
+            + (f"; {' or '.join(others)} has" if others else "")
+        )
     for option, values, instead in (
         ("gamma", tunable.gammas, "gammas"),
         (tunable.budget, tunable.ratios, "ratios"),

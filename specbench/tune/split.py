@@ -54,4 +54,4 @@ def _part(workload: Workload, indices: list[int]) -> Workload:
             "token_ids_sha256": hash_token_ids([r.token_ids for r in requests]),
         }
     )
-    return Workload(info, requests, workload.notes)
+    return Workload(info, requests, workload.notes, workload.scorer)

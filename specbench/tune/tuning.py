@@ -87,9 +87,9 @@ class Tuning:
         write_trials(folder, rows, self.chosen, space, rules)
         if self.chosen:
             caption = self._caption()
-            pngs = draw_curves(rows, self.chosen, self.titles, space, rules, caption)
-            for name, png in pngs.items():
-                write_file(folder / f"{name}.png", png)
+            plots = draw_curves(rows, self.chosen, self.titles, space, rules, caption)
+            for name, content in plots.items():
+                write_file(folder / name, content)
 
     def _run(self, step: Step, prior: Sequence[Result]) -> Setting:
         rules = self.job.rules

@@ -57,11 +57,33 @@ def test_longbench_score(text: str, score: float) -> None:
     assert get_dataset("longbench-v2").score(item, text) == score
 
 
-def test_govreport_has_a_reference_and_no_score_yet() -> None:
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("The agency found two gaps.", 1.0),
+        ("the agencies FOUND two gap", 1.0),  # the stem counts, not case or ending
+        ("two gaps found the agency", 2 / 5),  # the longest common subsequence: found, two, gaps
+        ("found two gaps", 2 * 1 * 0.6 / 1.6),
+        ("nothing else", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_govreport_score(text: str, score: float) -> None:
     dataset = get_dataset("govreport")
-    item = dataset.normalise({"report": "long", "summary": "short"}, 0)
-    assert dataset.reference(item) == "short"
-    assert dataset.score(item, "short") is None
+    item = dataset.normalise({"report": "long", "summary": "The agency found two gaps."}, 0)
+    assert dataset.reference(item) == "The agency found two gaps."
+    assert dataset.score(item, text) == pytest.approx(score)
+
+
+def test_every_score_has_a_name_and_codeelo_needs_its_judge() -> None:
+    names = {name: get_dataset(name).score_name for name in DATASETS}
+    assert names == {
+        "aime25": "boxed integer",
+        "codeelo": None,
+        "longbench-v2": "choice",
+        "govreport": "ROUGE-L F1",
+    }
+    assert get_dataset("codeelo").score(Item("x", {}), "print(1)") is None
 
 
 def test_every_dataset_states_its_defaults() -> None:

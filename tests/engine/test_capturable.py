@@ -33,12 +33,12 @@ def methods() -> dict[str, EngineMethod]:
     small = tiny_model(9, torch.float32, 96, num_layers=1).to(DEVICE)
     trees: dict[str, object] = {"nodes": 4, "depth": 3}
     return {
-        "quest": magicdec("quest"),
-        "stream": magicdec("stream"),
-        "stream, relative": magicdec("stream", positions="cache-relative"),
-        "stream, a small model": stream_draft(small, gamma=3),
-        "specextend": specextend(),
-        "specextend, all rows": specextend(collect="full"),
+        "quest": magicdec("quest", gamma=2),
+        "stream": magicdec("stream", gamma=2),
+        "stream, relative": magicdec("stream", gamma=2, positions="cache-relative"),
+        "stream, a small model": stream_draft(small, gamma=2),
+        "specextend": specextend(gamma=2),
+        "specextend, all rows": specextend(gamma=2, collect="full"),
         "specextend, in trees": self_tree(**trees, collect="full"),
         "specextend, a small model": with_draft(small, **trees),
     }

@@ -16,6 +16,7 @@ from specbench.methods.base import Draft, EngineMethod
 from tests.support.tiny import (
     decode,
     longspec,
+    longspec_tree,
     lookup,
     magicdec,
     prompts,
@@ -138,8 +139,8 @@ def check_engine(
     """
     rows, model = 250, small_model()
     prompt = prompts(2, [length], VOCAB)[0]
-    tool = Engine(model, rows=rows, max_len=length + 3 + gamma)
     method = make(gamma)
+    tool = Engine(model, rows=rows, max_len=length + 3 + gamma, spare=method.nodes)
     tool.use(method, SAMPLING)
     first = {tool.admit(row, 0, prompt, 3 + gamma) for row in range(rows)}
     batch = tool.batch
@@ -173,6 +174,10 @@ def test_lookup_commits_the_targets_distribution(gamma: int) -> None:
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_longspec_commits_the_targets_distribution(gamma: int) -> None:
     check_engine(gamma, lambda gamma: longspec(gamma=gamma))
+
+
+def test_longspecs_trees_commit_the_targets_distribution() -> None:
+    check_engine(3, lambda gamma: longspec_tree(tree_shape=(3, 4, 4)))
 
 
 @pytest.mark.parametrize("variant", ["stream", "snapkv", "quest"])

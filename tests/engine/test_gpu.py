@@ -14,6 +14,7 @@ from tests.support.tiny import (
     autoregressive,
     decode,
     longspec,
+    longspec_tree,
     lookup,
     magicdec,
     prompts,
@@ -30,7 +31,8 @@ pytestmark = pytest.mark.gpu
 SPECULATIVE = {
     "vegas": vegas(gamma=4),
     "lookup": lookup(ngram_min=1),
-    "longspec": longspec(),
+    "longspec": longspec_tree(tree_shape=(4, 16, 16)),
+    "longspec, in chains": longspec(),
     **{variant: magicdec(variant) for variant in ("stream", "snapkv", "quest")},
     "specextend": specextend(),
     "specextend, all rows": specextend(collect="full"),

@@ -18,6 +18,7 @@ from tests.support.tiny import (
     autoregressive,
     decode,
     longspec,
+    longspec_tree,
     lookup,
     magicdec,
     prompts,
@@ -84,9 +85,14 @@ def any_lookup(data: st.DataObject) -> EngineMethod:
 
 
 def any_longspec(data: st.DataObject) -> EngineMethod:
-    """LongSpec, its window longer than the prompts, or hardly longer than its chain."""
+    """LongSpec, its window longer than the prompts, or hardly longer than its drafts are deep."""
+    extra = data.draw(st.sampled_from([1, 2, 5, 60]), label="window beyond the drafts")
+    if data.draw(st.booleans(), label="tree"):
+        # the smallest vocabulary has four tokens
+        levels = st.lists(st.integers(1, 4), min_size=1, max_size=6)
+        shape = tuple(data.draw(levels, label="shape"))
+        return longspec_tree(window=len(shape) + extra, tree_shape=shape)
     gamma = data.draw(st.integers(0, 7), label="gamma")
-    extra = data.draw(st.sampled_from([1, 2, 5, 60]), label="window beyond gamma")
     return longspec(window=gamma + extra, gamma=gamma)
 
 
@@ -184,7 +190,7 @@ def test_lookup_equals_autoregressive_on_random_models(data: st.DataObject) -> N
     check_random_model(data, any_lookup)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=250, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_longspec_equals_autoregressive_on_random_models(data: st.DataObject) -> None:
     check_random_model(data, any_longspec)

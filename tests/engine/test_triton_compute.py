@@ -13,11 +13,13 @@ from specbench.engine.sampling import Sampling
 from specbench.engine.triton_compute import Fusion, TritonCompute
 from specbench.errors import UsageError
 from specbench.methods.base import EngineMethod
+from tests.methods.longspec.informed import informed
 from tests.support.buffers import DEVICE
 from tests.support.tiny import (
     autoregressive,
     decode,
     longspec,
+    longspec_tree,
     magicdec,
     prompts,
     self_tree,
@@ -31,8 +33,9 @@ SHAPES = {
     "qwen2": {"qkv_bias": True, "tie_word_embeddings": True, "num_heads": 6, "num_kv_heads": 2},
     "qwen3": {"qk_norm": True, "head_dim": 16},
 }
-# the interpreter takes half a minute for each
+# the interpreter takes half a minute for each of them: it runs one of a kind
 SLOW = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+INTERPRETED = ("autoregressive", "vegas, one set a layer", "longspec", "specextend, in trees")
 METHODS = {
     "autoregressive": autoregressive(),
     "vegas, one set a layer": vegas(share="layer", score="logit"),
@@ -40,7 +43,8 @@ METHODS = {
     "stream": magicdec("stream"),
     "snapkv": magicdec("snapkv"),
     "quest": magicdec("quest"),
-    "longspec": longspec(),
+    "longspec": longspec_tree(),
+    "longspec, in chains": longspec(),
     "specextend": specextend(),
     "specextend, in trees": self_tree(nodes=4, depth=3),
 }
@@ -70,15 +74,51 @@ def tokens(
 )
 def test_vegas_of_every_architecture(shape: dict[str, object]) -> None:
     expected = tokens("sdpa", autoregressive(), Sampling(), **shape)
-    assert tokens("triton", vegas(), Sampling(), **shape) == expected
+    method = vegas(normaliser="previous", gamma=2)
+    assert tokens("triton", method, Sampling(), **shape) == expected
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, id=n, marks=[] if n in INTERPRETED else SLOW) for n, m in METHODS.items()],
+)
 def test_every_method(method: EngineMethod) -> None:
     expected = tokens("sdpa", autoregressive(), Sampling())
     assert tokens("triton", method, Sampling()) == expected
 
 
+def test_one_iteration_of_trees() -> None:
+    model = tiny_model(3, torch.float32, 64).to(DEVICE)
+    token_ids = dict(enumerate(prompts(3, [21, 5])))
+    method, _ = informed(model, (3, 4, 4), token_ids, 12, window=12, max_len=64)
+    found = []
+    for backend in ("sdpa", "triton"):
+        spare = method.nodes
+        engine = Engine(model, rows=2, max_len=64, backend=backend, prefill_chunk=32, spare=spare)
+        engine.use(method, Sampling())
+        for row, ids in token_ids.items():
+            engine.admit(row, row, ids, 12)
+        with torch.inference_mode():
+            method.catch_up(engine.batch)
+            tree = method.grow(engine.batch)
+        step = engine.step()
+        kv = [
+            part[:, engine.batch.block_table].flatten(2, 3)
+            for part in (engine.cache.keys, engine.cache.values)
+        ]
+        kept = [x[:, row, : int(engine.batch.lengths[row])] for x in kv for row in range(2)]
+        found.append((tree, step, kept))
+    (expected, base, true), (ours, got, held) = found
+    assert torch.equal(ours.tokens, expected.tokens)
+    assert torch.equal(ours.parents, expected.parents)
+    torch.testing.assert_close(ours.scores, expected.scores, rtol=1e-4, atol=1e-4)
+    assert got == base
+    assert sum(got.accepted) > 2
+    for one, other in zip(held, true, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@SLOW
 def test_products_by_the_library_instead() -> None:
     expected = tokens("sdpa", autoregressive(), Sampling())
     assert tokens("triton", vegas(), Sampling(), Fusion(0, 0, 0, 0, 0)) == expected

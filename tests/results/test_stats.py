@@ -87,3 +87,19 @@ def test_estimates_lie_within_what_was_seen(repeats: int, prompts: int, random) 
         assert found.low is found.high is None
     else:
         assert speeds.min() * 0.999 <= found.low <= found.high <= speeds.max() * 1.001
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "low", "high"),
+    [
+        (0, 10, 0.0, 0.2775),
+        (10, 10, 0.7225, 1.0),
+        (5, 10, 0.2366, 0.7634),
+        (81, 263, 0.2553, 0.3662),
+    ],
+)
+def test_the_interval_of_a_proportion(part: int, whole: int, low: float, high: float) -> None:
+    found = stats.proportion(part, whole)
+    assert found.value == part / whole
+    assert found.low == pytest.approx(low, abs=1e-4)
+    assert found.high == pytest.approx(high, abs=1e-4)

@@ -213,15 +213,40 @@ def test_a_failed_pass_may_be_tried_again_but_a_passed_one_not(folder: Path) -> 
     assert [record.status for record in read_folder(folder).passes] == [Status.PASSED]
 
 
-@pytest.mark.parametrize("version", [0, 2, None])
+@pytest.mark.parametrize("version", [0, 3, None])
 @pytest.mark.parametrize("name", ["run.json", "requests.jsonl"])
 def test_another_schema_version_is_refused(folder: Path, name: str, version: int | None) -> None:
     started(folder)
     path = folder / name
-    text = path.read_text().replace(": 1", ":1")
+    text = path.read_text().replace(": 2", ":2")
     new = "null" if version is None else str(version)
-    path.write_text(text.replace('"schema_version":1', f'"schema_version":{new}', 1))
-    with pytest.raises(DataError, match=rf"schema version {version}.*reads 1"):
+    path.write_text(text.replace('"schema_version":2', f'"schema_version":{new}', 1))
+    with pytest.raises(DataError, match=rf"schema version {version}.*reads 1 to 2"):
+        read_folder(folder)
+
+
+def test_a_run_of_schema_version_1_is_read(folder: Path) -> None:
+    started(folder)
+    before = read_folder(folder)
+    path = folder / "run.json"
+    old = json.loads(path.read_text())
+    for key in ("refused", "cells"):
+        del old[key]
+    del old["datasets"][0]["score"]
+    path.write_text(json.dumps(old | {"schema_version": 1}))
+    lines = (folder / "requests.jsonl").read_text()
+    assert '"schema_version":2' in lines
+    (folder / "requests.jsonl").write_text(
+        lines.replace('"schema_version":2', '"schema_version":1')
+    )
+    assert read_folder(folder) == before
+
+
+def test_a_newer_schema_asks_for_a_newer_specbench(folder: Path) -> None:
+    started(folder)
+    path = folder / "run.json"
+    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 9'))
+    with pytest.raises(DataError, match=r"schema version 9.*update specbench"):
         read_folder(folder)
 
 

@@ -57,6 +57,7 @@ def make_run(
                 max_new_tokens=64,
                 thinking=False,
                 cot=False,
+                score=None,
                 prompts=[
                     PromptInfo(
                         index=i,
@@ -79,6 +80,8 @@ def make_run(
             )
             for name in arms
         ],
+        "refused": [],
+        "cells": None,
         "warnings": [],
     }
     return RunRecord(**(fields | changes))

@@ -12,8 +12,10 @@ from specbench.engine.sampling import Sampling
 from specbench.methods.autoregressive import Autoregressive
 from specbench.methods.base import EngineMethod
 from specbench.methods.longspec.block import DraftBlock
+from specbench.methods.longspec.chain_method import LongSpecChain, LongSpecChainParameters
 from specbench.methods.longspec.config import DraftConfig
-from specbench.methods.longspec.method import LongSpec, LongSpecParameters
+from specbench.methods.longspec.method import LongSpec
+from specbench.methods.longspec.tree_method import LongSpecTree, LongSpecTreeParameters
 from specbench.methods.lookup import Lookup, LookupParameters
 from specbench.methods.magicdec.method import MagicDec
 from specbench.methods.magicdec.stream_draft import StreamDraft, StreamDraftParameters
@@ -130,8 +132,8 @@ def stream_draft(model: Transformer, **settings: object) -> StreamDraft:
     return StreamDraft(StreamDraftParameters(**(values | settings)), model)
 
 
-class RandomLongSpec(LongSpec):
-    """LongSpec with a block of random weights that are as large as the tiny target's."""
+class RandomBlock(LongSpec):
+    """A block of random weights that are as large as the tiny target's."""
 
     window = 8
 
@@ -151,9 +153,26 @@ def random_block(config: DraftConfig, dtype: torch.dtype = torch.float64) -> Dra
     return block
 
 
-def longspec(window: int = 8, **settings: object) -> LongSpec:
-    """LongSpec with a random block and a window shorter than the prompts."""
-    method = RandomLongSpec(LongSpecParameters(**({"draft_weights": "dummy"} | settings)))
+class RandomChain(RandomBlock, LongSpecChain):
+    """LongSpec in chains."""
+
+
+class RandomTree(RandomBlock, LongSpecTree):
+    """LongSpec in trees."""
+
+
+def longspec(window: int = 8, **settings: object) -> RandomChain:
+    """LongSpec in chains, with a random block and a window shorter than the prompts."""
+    values: dict[str, object] = {"draft_weights": "dummy"}
+    method = RandomChain(LongSpecChainParameters(**(values | settings)))
+    method.window = window
+    return method
+
+
+def longspec_tree(window: int = 8, **settings: object) -> RandomTree:
+    """The same in trees."""
+    values: dict[str, object] = {"draft_weights": "dummy", "tree_shape": (2, 3, 2)}
+    method = RandomTree(LongSpecTreeParameters(**(values | settings)))
     method.window = window
     return method
 

@@ -8,7 +8,9 @@ import torch
 
 from specbench.engine.engine import Engine
 from specbench.errors import DataError, NumericalError
-from specbench.methods.longspec.method import LongSpec, LongSpecParameters
+from specbench.methods.longspec.chain_method import LongSpecChain, LongSpecChainParameters
+from specbench.methods.longspec.method import LongSpec
+from specbench.methods.longspec.tree_method import LongSpecTree, LongSpecTreeParameters
 from specbench.methods.longspec.weights import save
 from specbench.train.checkpoint import load_checkpoint, save_checkpoint
 from specbench.train.evaluate import evaluate, places_of
@@ -32,20 +34,34 @@ def draft(found: Toy, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def acceptance(found: Toy, draft: str) -> float:
+def acceptance(found: Toy, method: LongSpec) -> float:
     """The acceptance length over the toy prompts; the outputs are checked beside it."""
-    engine = Engine(found.target, rows=3, max_len=64)
+    engine = Engine(found.target, rows=3, max_len=64, spare=method.nodes)
     base = decode(engine, autoregressive(), found.token_ids, 40)
-    method = LongSpec(LongSpecParameters(draft_weights=draft, gamma=3))
     ours = decode(engine, method, found.token_ids, 40)
     assert all(ours[i].output_ids == base[i].output_ids for i in base)
     steps = [count for outcome in ours.values() for count in outcome.committed]
     return sum(steps) / len(steps)
 
 
+def chain(draft: str) -> LongSpec:
+    return LongSpecChain(LongSpecChainParameters(draft_weights=draft, gamma=3))
+
+
+def tree(draft: str, *shape: int) -> LongSpec:
+    return LongSpecTree(LongSpecTreeParameters(draft_weights=draft, tree_shape=shape))
+
+
 def test_training_raises_the_acceptance_length(found: Toy, draft: Path) -> None:
-    assert acceptance(found, "dummy") < 1.3
-    assert acceptance(found, str(draft)) > 2.5
+    assert acceptance(found, chain("dummy")) < 1.3
+    assert acceptance(found, chain(str(draft))) > 2.5
+
+
+def test_a_tree_is_accepted_further_than_a_chain_as_deep(found: Toy, draft: Path) -> None:
+    in_chains = acceptance(found, chain(str(draft)))
+    assert acceptance(found, tree(str(draft), 1, 1, 1)) == in_chains
+    assert acceptance(found, tree(str(draft), 2, 4, 4)) > in_chains
+    assert acceptance(found, tree("dummy", 2, 4, 4)) >= acceptance(found, chain("dummy"))
 
 
 def test_steps_from_a_checkpoint_are_the_same_steps(found: Toy, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_it_leaves_what_a_reader_needs(tuned: Path) -> None:
     assert names >= {
         *("study.journal", "trials.csv", "tuned.yaml", "comparison.csv"),
         *("step1.png", "step2.png", "step3.png", "contour.png", "final"),
+        *("step1.svg", "step2.svg", "step3.svg", "contour.svg"),
     }
     assert (tuned / "contour.png").read_bytes().startswith(b"\x89PNG")
     trials = pd.read_csv(tuned / "trials.csv")
@@ -196,6 +197,7 @@ def test_workers_share_the_trials(folder: Path) -> None:
     [
         (("--method", "autoregressive"), "autoregressive has nothing to tune"),
         (("--method", "vllm"), "vllm has nothing to tune"),
+        (("--method", "longspec"), "a gamma; longspec --drafts chain has"),
         (("--method", "vegas,autoregressive"), "one --method at a time"),
         (("--method", "magicdec", "--variant", "all"), "one arm at a time, not magicdec-stream"),
         (("--method", "magicdec", "--budget", "99"), "both say how much drafts read"),

@@ -28,12 +28,16 @@ def build(case: Case, peer: Peer | None, device: str = "cuda") -> Workload:
         "select": _select,
     }
     nbytes = case.score_bytes if case.op == "select" else case.kv_bytes
-    pools = -(-_CACHES * _cache_bytes(device) // nbytes) + 1
     calls: dict[str, list[Call]] = {}
-    for seed in range(pools):
+    for seed in range(pool_count(nbytes, device)):
         for name, call in makers[case.op](case, peer, device, seed).items():
             calls.setdefault(name, []).append(call)
     return Workload(calls, nbytes)
+
+
+def pool_count(nbytes: int, device: str) -> int:
+    """Inputs of `nbytes` that calls must rotate over to find none of them in a GPU's cache."""
+    return -(-_CACHES * _cache_bytes(device) // nbytes) + 1
 
 
 def _verify(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, Call]:

@@ -1,6 +1,7 @@
 """LongSpec: one trained block drafts from the target's own last-layer KV."""
 
-from typing import TYPE_CHECKING, Any, Self
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import Tensor
 from specbench.config import RunConfig
 from specbench.engine.batch import Batch
 from specbench.errors import UsageError
-from specbench.methods.base import Capabilities, Draft, EngineMethod, Parameters, Tunable
+from specbench.methods.base import Capabilities, EngineMethod, Method, Parameters
 from specbench.methods.longspec.block import DraftBlock, rotation
 from specbench.methods.longspec.config import DraftConfig
 from specbench.methods.longspec.drafts import DUMMY, locate_draft, shipped
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 
 
 class LongSpecParameters(Parameters):
-    """Settings of LongSpec."""
+    """Settings of chains and trees."""
 
-    gamma: int = Field(4, ge=0, le=64, description="Draft tokens a step.")
     draft_weights: str | None = Field(
         None, description="Draft weights: a folder, a hub id, or 'dummy'; by default what ships."
     )
@@ -33,6 +33,8 @@ class LongSpecParameters(Parameters):
 
 class LongSpec(EngineMethod):
     """Drafts of a trained block that reads the target's KV and keeps next to none of its own.
+
+    A subclass says in which order the block is asked: chains or trees.
 
     Of the text, the block's self-attention sees the last tokens (512), whose keys and values lie in
     a ring; its cross-attention sees the target's last layer. The ring's entries depend on token and
@@ -46,14 +48,10 @@ class LongSpec(EngineMethod):
     summary = "one trained block drafts from the target's last-layer KV; its own memory is constant"
     paper = "arXiv 2502.17421"
     capabilities = Capabilities(needs_draft_weights=True)
-    parameters_type = LongSpecParameters
-    tunable = Tunable(gammas=(1, 2, 3, 4, 5, 6, 8), probe_gamma=5)
+    parameters_type: ClassVar[type[Parameters]] = LongSpecParameters
     parameters: LongSpecParameters
-
-    @property
-    def gamma(self) -> int:
-        """Drafts of one iteration, at most."""
-        return self.parameters.gamma
+    shallower: ClassVar[str]
+    """What a user can do about drafts that are too deep."""
 
     def __init__(self, parameters: Parameters) -> None:
         super().__init__(parameters)
@@ -67,9 +65,29 @@ class LongSpec(EngineMethod):
         return method
 
     @classmethod
+    def variants(cls) -> dict[str, type[Method]]:
+        """Trees, the default, or chains."""
+        from specbench.methods.longspec.chain_method import LongSpecChain
+        from specbench.methods.longspec.tree_method import LongSpecTree
+
+        return {cls.name: LongSpecTree, f"{cls.name} --drafts chain": LongSpecChain}
+
+    @classmethod
+    def arms(cls, config: RunConfig) -> dict[str, Method]:
+        """One arm."""
+        trees, chains = cls.variants().values()
+        kind = chains if config.drafts == "chain" else trees
+        return {cls.name: kind.from_config(config)}
+
+    @classmethod
     def in_all(cls, config: RunConfig) -> bool:
         """Whether there is a draft for the model."""
         return config.draft_weights is not None or shipped(str(config.model)) is not None
+
+    @property
+    @abstractmethod
+    def fed(self) -> int:
+        """Drafts of an iteration that are fed to the block, whose KV needs room beside the ring."""
 
     def memory_bytes(
         self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
@@ -81,7 +99,7 @@ class LongSpec(EngineMethod):
         UsageError, DataError
             There is no draft for `model`, or it does not fit.
         """
-        return self._config(model).memory_bytes(rows, self._drafts(), dtype)
+        return self._config(model).memory_bytes(rows, self.fed, dtype)
 
     def bind(self, engine: "Engine") -> None:
         """Load the block and allocate the rings."""
@@ -93,7 +111,7 @@ class LongSpec(EngineMethod):
         self.ring = Ring(
             engine.batch.rows,
             config.window,
-            self._drafts(),
+            self.fed,
             config.num_kv_heads,
             config.head_dim,
             engine.dtype,
@@ -120,7 +138,7 @@ class LongSpec(EngineMethod):
         UsageError, DataError
             There are no weights.
         """
-        values = self.parameters.model_dump()
+        values = self.parameters.model_dump(mode="json")
         named = self.parameters.draft_weights
         if named != DUMMY and (named or self.target):
             values["draft_sha256"] = checksum(locate_draft(named, str(self.target)))
@@ -133,22 +151,6 @@ class LongSpec(EngineMethod):
             tokens = batch.history[row].gather(0, positions.clamp(min=0))
             keys, values = self._keys_values(tokens[None], positions[None])
             self.ring.commit_row(row, positions, keys[0], values[0])
-
-    def draft(self, batch: Batch) -> Draft | None:
-        """Gamma tokens, one forward of the block each."""
-        if self.gamma == 0:
-            return None
-        self._catch_up(batch)
-        tokens: list[Tensor] = []
-        probs: list[Tensor] = []
-        token = batch.tokens
-        for step in range(self.gamma):
-            logits = self.score(batch, step, token[:, None], self._before(step))
-            token, q = self.engine.pick(logits[:, 0], step)
-            tokens.append(token)
-            if q is not None:
-                probs.append(q)
-        return Draft(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
 
     def score(self, batch: Batch, depth: int, tokens: Tensor, drafted: Tensor) -> Tensor:
         """The draft's logits after some tokens, all of them `depth` behind the last committed one.
@@ -204,7 +206,7 @@ class LongSpec(EngineMethod):
         )
         return out[:, 0].unflatten(1, (groups, count, -1)).transpose(1, 2).flatten(2, 3)
 
-    def _catch_up(self, batch: Batch) -> None:
+    def catch_up(self, batch: Batch) -> None:
         """Put into the ring what the last iteration committed, at most gamma + 1 tokens."""
         positions = batch.lengths[:, None] + self.reach
         tokens = batch.history.gather(1, positions.clamp(min=0))
@@ -215,14 +217,6 @@ class LongSpec(EngineMethod):
         x = F.embedding(tokens, model.embed)
         return self.block.keys_values(x, rotation(model, positions))
 
-    def _before(self, step: int) -> Tensor:
-        """A chain's token sees every draft up to itself, bool `[1, step]`."""
-        return torch.ones(1, step, dtype=torch.bool, device=self.engine.device)
-
-    def _drafts(self) -> int:
-        """Drafts that are fed to the block; the last one never is."""
-        return max(self.gamma - 1, 0)
-
     def _config(self, target: "ModelConfig") -> DraftConfig:
         source = locate_draft(self.parameters.draft_weights, target.name)
         if source.kind == DUMMY:
@@ -231,7 +225,7 @@ class LongSpec(EngineMethod):
         config.check_target(target, source.label)
         if self.gamma >= config.window:
             raise UsageError(
-                f"longspec: --gamma {self.gamma} must be below the {config.window} tokens that the "
-                f"draft {source.label} looks back on"
+                f"longspec: drafts are {self.gamma} deep, which must be below the {config.window} "
+                f"tokens that the draft {source.label} looks back on: {self.shallower}"
             )
         return config

@@ -64,9 +64,10 @@ def grow(shape: tuple[int, ...], score: Score) -> Tree:
     logits = score(0, None, None)
     rows, device = logits.shape[0], logits.device
     tokens = torch.empty(rows, 0, dtype=torch.int64, device=device)
-    parents, scores = tokens, logits.new_empty(rows, 0)
+    parents = tokens
+    scores = torch.empty(rows, 0, dtype=_wide(logits), device=device)
     paths = torch.empty(rows, 0, 0, dtype=torch.bool, device=device)
-    above, begin = logits.new_zeros(rows, 1), ROOT
+    above, begin = torch.zeros(rows, 1, dtype=scores.dtype, device=device), ROOT
     for level, width in enumerate(shape):
         if level:
             begin = tokens.shape[1] - shape[level - 1]
@@ -112,7 +113,12 @@ def best_children(logits: Tensor, above: Tensor, width: int) -> tuple[Tensor, Te
     """
     # none beyond a node's own best `width` can be among the best of all
     own = min(width, logits.shape[-1])
-    values, candidates = torch.log_softmax(logits, -1).topk(own, -1)
+    values, candidates = torch.log_softmax(logits, -1, dtype=_wide(logits)).topk(own, -1)
     total = (values + above[..., None]).flatten(1)
     scores, chosen = total.topk(width, -1)
     return candidates.flatten(1).gather(1, chosen), chosen // own, scores
+
+
+def _wide(logits: Tensor) -> torch.dtype:
+    # sums of a half type's log-probabilities would tie where the paths differ
+    return torch.promote_types(logits.dtype, torch.float32)

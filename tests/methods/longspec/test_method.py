@@ -13,9 +13,9 @@ from specbench.engine.engine import Engine
 from specbench.engine.sampling import Sampling, probabilities
 from specbench.errors import UsageError
 from specbench.methods.longspec import drafts
+from specbench.methods.longspec.chain_method import LongSpecChain, LongSpecChainParameters
 from specbench.methods.longspec.config import DraftConfig
-from specbench.methods.longspec.method import LongSpec, LongSpecParameters
-from specbench.methods.longspec.tree import grow
+from specbench.methods.longspec.method import LongSpec
 from specbench.methods.longspec.weights import save
 from tests.methods.longspec.dense import draft_logits
 from tests.support.capture import no_host_decisions
@@ -69,37 +69,6 @@ def test_a_row_that_is_taken_again_forgets_the_request_before() -> None:
         assert one.accepted == together[index].accepted
 
 
-def test_levels_of_a_tree_are_scored_along_their_own_paths() -> None:
-    engine = Engine(tiny_model(3), rows=2, max_len=60)
-    method = longspec(window=30, gamma=20)
-    engine.use(method, GREEDY)
-    for row, ids in enumerate(prompts(3, [4, 37])):
-        engine.admit(row, row, ids, 20)
-    batch = engine.batch
-    checked: list[Tensor] = []
-
-    def score(level: int, tokens: Tensor | None, paths: Tensor | None) -> Tensor:
-        if tokens is None or paths is None:
-            none = torch.empty(1, 0, dtype=torch.bool)
-            checked.append(method.score(batch, 0, batch.tokens[:, None], none))
-        else:
-            checked.append(method.score(batch, level, tokens, paths))
-        return checked[-1]
-
-    method.draft(batch)  # fills what the last iteration committed
-    tree = grow((2, 3, 4), score)
-    for row in range(2):
-        expected = [draft_logits(method.block, engine, row, [])]
-        for node in range(5):
-            path, at = [], node
-            while at >= 0:
-                path.insert(0, int(tree.tokens[row, at]))
-                at = int(tree.parents[row, at])
-            expected.append(draft_logits(method.block, engine, row, path))
-        ours = torch.cat([logits[row] for logits in checked])
-        torch.testing.assert_close(ours, torch.stack(expected), rtol=1e-9, atol=1e-9)
-
-
 def held(method: LongSpec) -> int:
     tensors = [*method.block.parameters(), method.ring.keys, method.ring.values]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -115,7 +84,7 @@ def test_memory_is_the_same_to_the_byte_at_any_context() -> None:
         small = sum(tensor.numel() for tensor in tensors)
         assert small <= 512 + 7, "only the indices of the window and of the chain beside it"
         sizes.add(held(method))
-        plain = LongSpec(method.parameters)
+        plain = LongSpecChain(method.parameters)
         assert plain.memory_bytes(engine.config, 2, max_len, engine.dtype) == held(method)
     assert len(sizes) == 1
 
@@ -142,7 +111,7 @@ def test_gamma_0_drafts_nothing() -> None:
 
 
 def test_without_weights_the_run_is_refused_before_the_model_is_loaded() -> None:
-    method = LongSpec.from_config(RunConfig(method=("longspec",)))
+    method = LongSpecChain.from_config(RunConfig(method=("longspec",)))
     with pytest.raises(
         UsageError, match=r"longspec needs draft weights for tiny: .*specbench train"
     ):
@@ -152,11 +121,11 @@ def test_without_weights_the_run_is_refused_before_the_model_is_loaded() -> None
 def test_a_chain_must_fit_into_the_window(tmp_path: Path) -> None:
     save(random_block(DraftConfig.of(tiny_config(), window=6)), tmp_path)
     for gamma, fits in ((5, True), (6, False)):
-        method = LongSpec(LongSpecParameters(draft_weights=str(tmp_path), gamma=gamma))
+        method = LongSpecChain(LongSpecChainParameters(draft_weights=str(tmp_path), gamma=gamma))
         if fits:
             assert method.memory_bytes(tiny_config(), 1, 100, torch.float32) > 0
             continue
-        with pytest.raises(UsageError, match="--gamma 6 must be below the 6 tokens"):
+        with pytest.raises(UsageError, match=r"6 deep, .*below the 6 tokens .*lower --gamma"):
             method.memory_bytes(tiny_config(), 1, 100, torch.float32)
 
 
@@ -169,7 +138,8 @@ def test_the_records_name_the_weights(tmp_path: Path, monkeypatch: pytest.Monkey
     by_target = RunConfig(model="org/Tiny")
     for config in (by_folder, by_target):
         assert LongSpec.in_all(config)
-        assert LongSpec.from_config(config).report()["draft_sha256"] == sha
+        for method in LongSpec.arms(config).values():
+            assert method.report()["draft_sha256"] == sha
     assert not LongSpec.in_all(RunConfig(model="other"))
     assert "draft_sha256" not in longspec().report()
 

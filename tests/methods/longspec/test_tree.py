@@ -127,6 +127,13 @@ def test_the_best_of_a_node_may_be_worse_than_all_of_anothers() -> None:
     torch.testing.assert_close(scores, logits[:, 0])
 
 
+def test_half_types_are_summed_in_float32() -> None:
+    logits = table(8, 2, 30).bfloat16()
+    tree = tree_of(logits, (4, 8, 8))
+    assert tree.scores.dtype == torch.float32
+    assert torch.equal(tree.scores, tree_of(logits.float(), (4, 8, 8)).scores)
+
+
 def test_a_level_without_nodes_is_refused() -> None:
     with pytest.raises(ValueError, match="a level without nodes"):
         tree_of(table(0, 1, 4), (2, 0))

@@ -1,0 +1,1 @@
+"""`specbench analyze`: the measurements that a method rests on, taken here."""

@@ -1,0 +1,124 @@
+"""`report.html`: all of a report in one file that needs nothing but a browser."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from specbench.config import RunConfig
+from specbench.results.page.findings import findings
+from specbench.results.page.tables import page_tables
+from specbench.results.protocol import model_name, versions
+from specbench.results.records import RunRecord
+from specbench.results.report import MARK, Summary
+from specbench.results.terminal import CPU_NOTE
+
+_REFERENCE = re.compile(r'(\bid="|href="#|url\(#)')
+_METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
+_NOT_GIVEN = ("output", "resume")
+
+
+def render_page(summary: Summary, plots: Mapping[str, bytes]) -> str:
+    """The page.
+
+    Parameters
+    ----------
+    summary : Summary
+    plots : mapping of str to bytes
+        Image files by name; the SVG files among them are shown.
+
+    Returns
+    -------
+    str
+        HTML without a reference to anything outside it.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("specbench.results", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    table = environment.get_template("table.html.j2")
+    environment.filters["table"] = lambda entry: Markup(table.render(entry=entry))
+    several = len(summary.sources) > 1
+    models = dict.fromkeys(map(model_name, summary.runs))
+    return environment.get_template("report.html.j2").render(
+        title=f"Speculative decoding of {' and '.join(models)}",
+        header=summary.header,
+        mark=MARK,
+        cpu_note=CPU_NOTE if any(r.config.get("device") == "cpu" for r in summary.runs) else None,
+        findings=findings(summary.rows),
+        tables=page_tables(summary),
+        plots=[
+            {"name": name.removesuffix(".svg"), "svg": Markup(_inline(name, svg))}
+            for name, svg in plots.items()
+            if name.endswith(".svg")
+        ],
+        warnings=summary.warnings,
+        runs=[_run(source.run, source.label if several else None) for source in summary.sources],
+        again=_again(summary),
+    )
+
+
+def _inline(name: str, svg: bytes) -> str:
+    """An SVG as an element of the page: ids of its own, and no header."""
+    text = svg.decode()
+    text = _METADATA.sub("", text[text.index("<svg") :])
+    return _REFERENCE.sub(rf"\g<1>{name.removesuffix('.svg')}-", text)
+
+
+def _run(run: RunRecord, label: str | None) -> dict[str, Any]:
+    return {
+        "label": label,
+        "created": run.created,
+        "versions": versions(run),
+        "command": shlex.join(map(str, run.environment.get("argv") or [])) or "unknown",
+        "choices": run.choices,
+        "config": _configuration(run),
+        "environment": [*_flat(run.model, "model "), *_flat(run.environment)],
+    }
+
+
+def _configuration(run: RunRecord) -> str:
+    """What a configuration file for this run holds: all that differs from the defaults."""
+    defaults = RunConfig().model_dump(mode="json")
+    chosen = {
+        name: value
+        for name, value in run.config.items()
+        if name not in _NOT_GIVEN and value != defaults.get(name)
+    }
+    return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True).strip()
+
+
+def _again(summary: Summary) -> str:
+    folders = [source.folder.name for source in summary.sources]
+    force = ["--force"] if summary.marks else []
+    return shlex.join(["specbench", "report", *folders, *force])
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Names and values, mappings within mappings written out; unknown is a dash."""
+    rows: list[tuple[str, str]] = []
+    for name, value in facts.items():
+        if name == "argv":
+            continue
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{name} ")
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            rows.append((prefix + name, ", ".join(map(_text, value)) or "–"))
+        else:
+            rows.append((prefix + name, _text(value)))
+    return rows
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
