@@ -35,7 +35,7 @@ SHAPES = {
 }
 # the interpreter takes half a minute for each of them: it runs one of a kind
 SLOW = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-INTERPRETED = ("autoregressive", "vegas, one set a layer", "longspec", "specextend, in trees")
+INTERPRETED = ("vegas, one set a layer", "specextend, in trees")
 METHODS = {
     "autoregressive": autoregressive(),
     "vegas, one set a layer": vegas(share="layer", score="logit"),
