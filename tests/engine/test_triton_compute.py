@@ -63,7 +63,7 @@ def tokens(
     engine = Engine(model, rows=2, max_len=64, backend=backend, prefill_chunk=16, spare=spare)
     if fusion is not None:
         engine.compute = TritonCompute(model, engine.cache, fusion)
-    outputs = decode(engine, method, prompts(3, [21, 5, 33]), 6, sampling)
+    outputs = decode(engine, method, prompts(3, [21, 5, 33]), 4, sampling)
     engine.cache.check_integrity()
     return [outputs[i].output_ids for i in range(3)]
 
