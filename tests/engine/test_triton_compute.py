@@ -159,6 +159,7 @@ def test_one_fused_product_among_others(only: str) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-4, atol=2e-4)
 
 
+@SLOW
 def test_sampled_outputs() -> None:
     sampling = Sampling(0.8, 0.95, 20, seed=7)
     expected = tokens("sdpa", vegas(), sampling)
