@@ -19,14 +19,13 @@ from specbench.kernels.flash_attention import Peer
 from specbench.kernels.head.sample import probabilities as sampled_probabilities
 from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
 from specbench.kernels.iteration.triton import finish_greedy, make_chunk
-from specbench.kernels.launch import Scratch
+from specbench.kernels.launch import Scratch, multiprocessors
 from specbench.kernels.linear.plan import MAX_ROWS, scratch_size
 from specbench.kernels.linear.plan import choose as choose_linear
 from specbench.kernels.linear.triton import linear_prenorm, linear_small
 from specbench.kernels.mlp.triton import gate_up_small, silu_mul
 from specbench.kernels.norm.reference import Prenormed
 from specbench.kernels.norm.triton import add_rms_norm, prenorm, rms_norm
-from specbench.kernels.paged_attention.launch import multiprocessors
 from specbench.kernels.qkv.project import choose as choose_qkv
 from specbench.kernels.qkv.project import project_rope_write_kv
 from specbench.kernels.qkv.triton import rope_write_kv

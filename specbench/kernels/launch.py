@@ -46,9 +46,9 @@ class Scratch:
 
 
 @lru_cache
-def multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device | str) -> int:
     """Streaming multiprocessors of a CUDA device; 1 for a CPU, where programs run in turn."""
-    if device.type != "cuda":
+    if torch.device(device).type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
 

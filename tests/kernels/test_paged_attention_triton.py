@@ -15,6 +15,7 @@ from tests.support.paged import Paged, head_major, interleaved, paged, randn
 
 kernels = pytest.importorskip("specbench.kernels.paged_attention.triton", exc_type=ImportError)
 launching = pytest.importorskip("specbench.kernels.paged_attention.launch")
+multiprocessors = pytest.importorskip("specbench.kernels.launch").multiprocessors
 
 LENGTHS = (1, 15, 16, 17, 63, 100)
 VERIFY = (1, 7, 3, 0, 5, 6)
@@ -49,7 +50,7 @@ def small(
     programs: int = 3, merge_bytes: int = 1 << 20, block_m: int = 32, block_n: int = 16
 ) -> Any:
     """Small tiles and few programs, so that short contexts are split all the same."""
-    processors = launching.multiprocessors(DEVICE)
+    processors = multiprocessors(DEVICE)
     each = max(1, programs // processors)
     return launching.Launch(
         block_m, block_n, stages=2, programs=each, min_tiles=1, merge_bytes=merge_bytes

@@ -78,10 +78,3 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
 def power_of_2(number: int) -> int:
     """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
-
-
-def multiprocessors(device: torch.device | str) -> int:
-    """Streaming multiprocessors of a CUDA device; 1 elsewhere."""
-    if torch.device(device).type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
+from specbench.kernels.launch import multiprocessors
 from specbench.kernels.paged_attention.collecting import Collecting, prepare
 from specbench.kernels.paged_attention.launch import (
     Launch,
     default_launch,
-    multiprocessors,
     power_of_2,
 )
 from specbench.kernels.paged_attention.reference import Collect
