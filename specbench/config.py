@@ -23,6 +23,7 @@ Share = Literal["head", "layer"]
 Collecting = Literal["cheap", "full"]
 Positions = Literal["absolute", "cache-relative"]
 Normaliser = Literal["exact", "previous"]
+AttentionBackend = Literal["auto", "triton", "flash-attn", "sdpa"]
 Goal = Literal["throughput", "tpot"]
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Gamma = Annotated[int, Field(ge=0, le=64)]
@@ -76,7 +77,7 @@ class RunConfig(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = Field(
         None, description="Type of weights and KV cache."
     )
-    attention_backend: Literal["auto", "triton", "flash-attn", "sdpa"] = Field(
+    attention_backend: AttentionBackend = Field(
         "auto",
         description="Kernels of the engine: Triton's on a CUDA device, FlashAttention for what it "
         "does as well, or plain torch.",

@@ -35,6 +35,11 @@ class Chunk:
     q_lens: Tensor
     allowed: Tensor
 
+    @property
+    def drafts(self) -> Tensor | None:
+        """`[R, Q - 1]`; None where there are none."""
+        return self.tokens[:, 1:] if self.tokens.shape[1] > 1 else None
+
 
 def make_chunk(batch: Batch, draft: Draft | None, gamma: int, max_len: int) -> Chunk:
     """The chunk of `draft`, of at most `gamma` tokens a row, at positions below `max_len`."""
@@ -68,8 +73,7 @@ def finish_greedy(batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tens
     best, bad : Tensor
         int64 and bool `[R, Q]`: the arg-max after each token, and where there is none.
     """
-    drafts = chunk.tokens[:, 1:] if chunk.tokens.shape[1] > 1 else None
-    draft = None if drafts is None else Draft(drafts)
+    draft = None if chunk.drafts is None else Draft(chunk.drafts)
     accepted, following = accept_greedy(best, draft, chunk.allowed)
     return finish(batch, chunk, accepted, following, bad)
 
@@ -77,8 +81,7 @@ def finish_greedy(batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tens
 def finish(batch: Batch, chunk: Chunk, accepted: Tensor, following: Tensor, bad: Tensor) -> Tensor:
     """Commit what was accepted, `[R]` each; `bad` `[R, Q]` counts in the chunk's rows only."""
     batch.deepest.copy_(accepted)
-    drafts = chunk.tokens[:, 1:] if chunk.tokens.shape[1] > 1 else None
-    committed = batch.commit(drafts, accepted, following)
+    committed = batch.commit(chunk.drafts, accepted, following)
     offset = torch.arange(bad.shape[1], device=bad.device)
     return pack(committed, chunk.allowed, (bad & (offset < chunk.q_lens[:, None])).any(1))
 

@@ -1,12 +1,13 @@
-"""How the engine's forwards are computed: in plain torch here, in fused kernels on a GPU."""
+"""How the engine's forwards are computed: what a compute does, and which one is made."""
 
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
-from typing import Literal, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from specbench.config import AttentionBackend
 from specbench.engine.batch import Batch
 from specbench.engine.chunk import Chunk, finish_greedy, make_chunk
 from specbench.engine.kv_cache import KVCache
@@ -17,7 +18,6 @@ from specbench.kernels.flash_attention import find_peer
 from specbench.kernels.paged_attention.reference import Collect
 from specbench.methods.base import Draft
 
-Backend = Literal["auto", "triton", "flash-attn", "sdpa"]
 ONE_ROW = Collect("weight", "last", "layer")
 """Softmax weights of one row, summed over the heads."""
 
@@ -198,7 +198,7 @@ class Compute(ABC):
         """
 
 
-def uses_triton(backend: Backend, device: str, dtype: torch.dtype) -> bool:
+def uses_triton(backend: AttentionBackend, device: str, dtype: torch.dtype) -> bool:
     """Whether the engine runs on the Triton kernels; `auto` does on a CUDA device, where it can.
 
     Raises
@@ -221,7 +221,7 @@ def uses_triton(backend: Backend, device: str, dtype: torch.dtype) -> bool:
     return True
 
 
-def make_compute(backend: Backend, model: Transformer, cache: KVCache) -> Compute:
+def make_compute(backend: AttentionBackend, model: Transformer, cache: KVCache) -> Compute:
     """The compute of a backend.
 
     ``triton`` takes the kernels of this project, ``flash-attn`` FlashAttention-3 for prefill and

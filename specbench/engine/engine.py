@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from specbench.config import AttentionBackend
 from specbench.engine.acceptance import accept_chain
 from specbench.engine.batch import Batch, slots_of
 from specbench.engine.chunk import Chunk, finish, pack
-from specbench.engine.compute import Backend, make_compute
+from specbench.engine.compute import make_compute
 from specbench.engine.forward import FullAttention
 from specbench.engine.graph import Outbox, capture
 from specbench.engine.kv_cache import KVCache, pages_for
@@ -93,7 +94,7 @@ class Engine:
         ignore_eos: bool = False,
         prefill_chunk: int = 512,
         spare: int = 0,
-        backend: Backend = "auto",
+        backend: AttentionBackend = "auto",
         graphs: bool = True,
     ) -> None:
         parameter = next(model.parameters())

@@ -174,7 +174,7 @@ class SparseAttention:
     ----------
     cache : KVCache
     selected : Tensor
-        int64 `[layers, R, S, K]` slots, -1 for none.
+        Integers `[layers, R, S, K]`, slots, -1 for none.
     tail : Tensor
         int64 `[R, T]` slots, -1 for none; the token's own is among them.
     slots : Tensor

@@ -92,7 +92,8 @@ class Vegas(EngineMethod):
         width = int(self._keep(torch.tensor(max_len)))
         # float32 scores and their masked copy; with forced entries, or drawn at random, more copies
         entry = 4 * (2 + (p.sinks + p.window > 0) + 24 * (p.score == "random"))
-        # int64 slots; then best values, indices, masked indices and the slots' parts
+        # int64 slots, as torch makes them; then best values, indices, masked indices and the slots'
+        # parts
         chosen = 8 + 4 + 7 * 8
         norms = model.num_layers * rows * self._voters() * model.num_heads * 4
         return model.num_layers * rows * sets * (entry * max_len + chosen * width) + norms

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from specbench.engine.compute import Backend
+from specbench.config import AttentionBackend
 from specbench.engine.engine import Engine
 from specbench.engine.sampling import Sampling
 from specbench.methods.base import EngineMethod
@@ -48,7 +48,7 @@ SAMPLED = Sampling(0.8, 0.95, 20, seed=3)
 CASES = [(name, GREEDY) for name in methods()] + [("specextend, in trees", SAMPLED)]
 
 
-def make(name: str, backend: Backend, sampling: Sampling = GREEDY) -> Engine:
+def make(name: str, backend: AttentionBackend, sampling: Sampling = GREEDY) -> Engine:
     """An engine of three rows, of which two decode."""
     method = methods()[name]
     model = tiny_model(8, torch.float32, 96).to(DEVICE)

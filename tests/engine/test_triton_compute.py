@@ -5,7 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from specbench.engine.compute import Backend, make_compute
+from specbench.config import AttentionBackend
+from specbench.engine.compute import make_compute
 from specbench.engine.engine import Engine
 from specbench.engine.forward import FullAttention
 from specbench.engine.reference_compute import ReferenceCompute
@@ -51,7 +52,7 @@ METHODS = {
 
 
 def tokens(
-    backend: Backend,
+    backend: AttentionBackend,
     method: EngineMethod,
     sampling: Sampling,
     fusion: Fusion | None = None,
