@@ -32,8 +32,9 @@ ablate() { # name, options
 for stage in "$@"; do
     case $stage in
     text)
+        # by default those that scripts/prompt_lists.py makes prompts of
         hold_out=()
-        for package in ${HOLD_OUT:-}; do hold_out+=(--hold-out "$package"); done
+        for package in ${HOLD_OUT:-networkx pandas matplotlib}; do hold_out+=(--hold-out "$package"); done
         python3 scripts/code_text.py "$out/text" --prompts 24 "${hold_out[@]}"
         ;;
     own | own.chat)
