@@ -15,7 +15,7 @@ from specbench.analyze.overlap import (
     overlap_rows,
     pair_overlaps,
 )
-from specbench.engine.compute import Backend
+from specbench.config import AttentionBackend
 from specbench.engine.engine import Engine
 from specbench.kernels.selection.reference import select
 from specbench.methods.vegas import VegasParameters
@@ -24,7 +24,7 @@ from tests.support.dense import keys_and_queries
 from tests.support.memory import peak_bytes
 from tests.support.tiny import GREEDY, decode, prompts, tiny_model, vegas
 
-BACKENDS: tuple[Backend, ...] = ("sdpa", "triton")
+BACKENDS: tuple[AttentionBackend, ...] = ("sdpa", "triton")
 SMALL = {"gamma": 3, "kept_ratio": 0.1, "min_tokens": 2}
 
 
