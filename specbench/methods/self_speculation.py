@@ -5,7 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from specbench.engine.batch import slots_of
 from specbench.engine.engine import Engine
+from specbench.engine.forward import SparseAttention
 from specbench.engine.model import Attention
 from specbench.methods.base import Draft, Tunable
 
@@ -48,6 +50,33 @@ def draft_chain(
         if q is not None:
             probs.append(q)
     return Draft(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
+
+
+def draft_sparsely(engine: Engine, gamma: int, selected: Tensor, reach: Tensor) -> Draft:
+    """Gamma tokens for every row, each reading selected entries and a tail that ends in itself.
+
+    Parameters
+    ----------
+    engine : Engine
+    gamma : int
+        At least 1.
+    selected : Tensor
+        Integers `[layers, R, S, K]`, slots, -1 for none.
+    reach : Tensor
+        int64 `[R, T]`, the positions behind the selected ones: a step reads those up to that of
+        the token it is fed. Besides, ``gamma * R * T`` slots are held.
+    """
+    batch = engine.batch
+    steps, position = torch.arange(gamma, device=reach.device), batch.lengths[:, None]
+    drafting = steps < batch.allowed(gamma)[:, None]
+    own = batch.slots(position + steps, drafting).T.contiguous()[..., None]
+    read = (reach <= position + steps[:, None, None]) & drafting.T[..., None]
+    tails = torch.where(read, slots_of(batch.block_table, reach), -1)
+
+    def attention(_position: Tensor, _drafting: Tensor, step: int) -> SparseAttention:
+        return SparseAttention(engine.cache, selected, tails[step], own[step], engine.scale)
+
+    return draft_chain(engine, gamma, attention)
 
 
 def share_of(length: Tensor, ratio: float, least: int) -> Tensor:

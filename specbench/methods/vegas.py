@@ -7,12 +7,12 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from specbench.config import Normaliser, Queries, Score, Share
-from specbench.engine.batch import Batch, slots_of
-from specbench.engine.forward import ScoreCollector, SparseAttention
+from specbench.engine.batch import Batch
+from specbench.engine.forward import ScoreCollector
 from specbench.engine.random import Purpose, uniform
 from specbench.kernels.paged_attention.reference import Collect
 from specbench.methods.base import Draft, EngineMethod, Parameters
-from specbench.methods.self_speculation import TUNABLE, draft_chain, share_of
+from specbench.methods.self_speculation import TUNABLE, draft_sparsely, share_of
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
@@ -117,29 +117,12 @@ class Vegas(EngineMethod):
 
     def draft(self, batch: Batch) -> Draft | None:
         """Gamma tokens, one sparse forward each, their KV at lookahead positions of the cache."""
-        gamma = self.gamma
-        if gamma == 0:
+        if self.gamma == 0:
             return None
-        offset = torch.arange(2 * gamma + 1, device=self.ranked.device)
-        reach = self.ranked[:, None] + offset
-        slots, position = slots_of(batch.block_table, reach), batch.lengths[:, None]
-        steps = offset[:gamma]
-        drafting = steps < batch.allowed(gamma)[:, None]
-        own = batch.slots(position + steps, drafting).T.contiguous()[..., None]
-        # `[gamma, R, T]`: a step reads what lies behind the ranked prefix, up to its own token
-        read = (reach <= position + steps[:, None, None]) & drafting.T[..., None]
-        tails = torch.where(read, slots, -1)
-
-        def attention(_position: Tensor, _drafting: Tensor, step: int) -> SparseAttention:
-            return SparseAttention(
-                self.engine.cache,
-                self.selected,
-                tails[step],
-                own[step],
-                self.engine.scale,
-            )
-
-        return draft_chain(self.engine, gamma, attention)
+        # behind the ranked prefix: what the last verification committed, and the drafts
+        behind = torch.arange(2 * self.gamma + 1, device=self.ranked.device)
+        reach = self.ranked[:, None] + behind
+        return draft_sparsely(self.engine, self.gamma, self.selected, reach)
 
     def collector(self, batch: Batch) -> ScoreCollector | None:
         """Scores of the prefix up to the verification's first row."""

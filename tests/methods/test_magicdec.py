@@ -10,12 +10,13 @@ from specbench.bench.arms import build_arms
 from specbench.config import build_config
 from specbench.engine.batch import Batch
 from specbench.engine.engine import Engine
+from specbench.engine.forward import SparseAttention
 from specbench.engine.sampling import Sampling
 from specbench.errors import ContextTooLongError, UsageError
-from specbench.methods.magicdec import stream
 from specbench.methods.magicdec.method import MagicDec
 from specbench.methods.magicdec.quest import Quest, QuestAttention
 from specbench.methods.magicdec.snapkv import SnapKV
+from specbench.methods.magicdec.stream import Stream
 from tests.support.capture import no_host_decisions
 from tests.support.dense import keys_and_queries, positions_of
 from tests.support.memory import peak_bytes
@@ -26,16 +27,16 @@ VARIANTS = ["stream", "snapkv", "quest"]
 
 def test_the_streams_window_rolls_while_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[tuple[list[set[int]], int]] = []
-    attend = stream.SparseAttention.__call__
+    attend = SparseAttention.__call__
 
-    def watched(self: stream.SparseAttention, layer: int, *qkv: torch.Tensor) -> torch.Tensor:
+    def watched(self: SparseAttention, layer: int, *qkv: torch.Tensor) -> torch.Tensor:
         lists = [[*s, *t] for s, t in zip(self.selected[layer, :, 0], self.tail, strict=True)]
         lengths = engine.batch.lengths.tolist()
         sets = [positions_of(engine, r, [int(s) for s in lists[r]]) for r in range(len(lengths))]
         read.append((sets, layer))
         return attend(self, layer, *qkv)
 
-    monkeypatch.setattr(stream.SparseAttention, "__call__", watched)
+    monkeypatch.setattr(SparseAttention, "__call__", watched)
     engine = Engine(tiny_model(1), rows=2, max_len=90)
     engine.use(magicdec("stream", gamma=2, budget=9, sinks=3), GREEDY)
     for row, ids in enumerate(prompts(1, [50, 5])):
@@ -307,7 +308,7 @@ def chooser(method: MagicDec, engine: Engine, batch: Batch) -> Callable[[], obje
     if isinstance(method, Quest):
         query = torch.zeros(3, 1, 4, 8, dtype=engine.dtype)
         return lambda: method._attentions(batch)[0]._select(1, query, method.pages[0])
-    if isinstance(method, stream.Stream):
+    if isinstance(method, Stream):
         return lambda: batch.slots(*method._chosen(batch))
     return lambda: batch.slots(method.start[:, None] + method.offset, torch.ones(3, 1).bool())
 

@@ -8,12 +8,12 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from specbench.engine.batch import Batch, slots_of_sets
-from specbench.engine.forward import ScoreCollector, SparseAttention
+from specbench.engine.forward import ScoreCollector
 from specbench.kernels.paged_attention.reference import Collect
 from specbench.kernels.selection.reference import select
 from specbench.methods.base import Draft
 from specbench.methods.magicdec.method import MagicDec, MagicDecParameters
-from specbench.methods.self_speculation import draft_chain
+from specbench.methods.self_speculation import draft_sparsely
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
@@ -56,12 +56,12 @@ class SnapKV(MagicDec):
     def memory_bytes(
         self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
     ) -> int:
-        """Scores of one prompt, the sets, and what one selection holds beside them."""
+        """Scores of one prompt, the sets, what one selection holds, and the slots behind."""
         heads, width = model.num_layers * model.num_kv_heads, self._width(max_len)
         # float32: the scores, their masked, pooled and ranked copies
         scores = heads * max_len * 4 * 5
         chosen = heads * width * (8 * rows + 4 + 7 * 8)
-        return scores + chosen + rows * max_len * 8 * 4
+        return scores + chosen + rows * max_len * 8 * (4 + self.gamma)
 
     def bind(self, engine: "Engine") -> None:
         """Allocate scores `[layers, 1, Hkv, L]` and selected slots `[layers, R, Hkv, K]`."""
@@ -105,19 +105,8 @@ class SnapKV(MagicDec):
         """Gamma tokens, one sparse forward each."""
         if self.gamma == 0:
             return None
-        engine = self.engine
         reach = self.start[:, None] + self.offset
-
-        def attention(position: Tensor, drafting: Tensor, step: int) -> SparseAttention:
-            return SparseAttention(
-                engine.cache,
-                self.selected,
-                batch.slots(reach, (reach <= position) & drafting),
-                batch.slots(position, drafting),
-                engine.scale,
-            )
-
-        return draft_chain(engine, self.gamma, attention)
+        return draft_sparsely(self.engine, self.gamma, self.selected, reach)
 
     def _pooled(self, first: Tensor) -> Tensor:
         """Scores of the entries before `first` `[1]`, averaged with their neighbours."""

@@ -8,12 +8,10 @@ from torch import Tensor
 
 from specbench.config import Positions
 from specbench.engine.batch import Batch
-from specbench.engine.forward import SparseAttention
-from specbench.engine.model import Attention
 from specbench.methods.base import Draft
 from specbench.methods.magicdec.method import MagicDec, MagicDecParameters
 from specbench.methods.magicdec.relative import RelativeAttention
-from specbench.methods.self_speculation import draft_chain
+from specbench.methods.self_speculation import draft_chain, draft_sparsely
 
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
@@ -74,13 +72,13 @@ class Stream(MagicDec):
         # the same for all layers and heads
         selected = chosen[None, :, None].expand(engine.config.num_layers, -1, -1, -1)
         reach = batch.lengths[:, None] + torch.arange(self.gamma, device=engine.device)
+        if self.parameters.positions == "absolute":
+            return draft_sparsely(engine, self.gamma, selected, reach)
 
-        def attention(position: Tensor, drafting: Tensor, step: int) -> Attention:
+        def attention(position: Tensor, drafting: Tensor, step: int) -> RelativeAttention:
             tail = batch.slots(reach, (reach <= position) & drafting)
-            slots = batch.slots(position, drafting)
-            if self.parameters.positions == "absolute":
-                return SparseAttention(engine.cache, selected, tail, slots, engine.scale)
             window = torch.cat([chosen[:, sinks:], tail], 1)
+            slots = batch.slots(position, drafting)
             return RelativeAttention(engine, chosen[:, :sinks], window, slots, skipped)
 
         return draft_chain(engine, self.gamma, attention)

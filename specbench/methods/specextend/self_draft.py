@@ -4,12 +4,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from specbench.engine.batch import Batch
-from specbench.engine.forward import SparseAttention
 from specbench.methods.base import Draft
-from specbench.methods.self_speculation import TUNABLE, draft_chain
+from specbench.methods.self_speculation import TUNABLE, draft_sparsely
 from specbench.methods.specextend.method import SpecExtend, SpecExtendParameters
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ class SelfDraft(SpecExtend):
         self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
     ) -> int:
         """Beside the scores, the slots of a step and what computing them holds."""
-        width = self._most(max_len) * self.parameters.chunk + self._after()
+        width = self._most(max_len) * self.parameters.chunk + self._after() * (1 + self.gamma)
         return super().memory_bytes(model, rows, max_len, dtype) + rows * width * 8 * 8
 
     def bind(self, engine: "Engine") -> None:
@@ -63,17 +61,7 @@ class SelfDraft(SpecExtend):
         selected = self.slots[None, :, None].expand(engine.config.num_layers, -1, -1, -1)
         after = torch.arange(self._after(), device=engine.device)
         reach = self.retrieval.scored[:, None] + after
-
-        def attention(position: Tensor, drafting: Tensor, step: int) -> SparseAttention:
-            return SparseAttention(
-                engine.cache,
-                selected,
-                batch.slots(reach, (reach <= position) & drafting),
-                batch.slots(position, drafting),
-                engine.scale,
-            )
-
-        return draft_chain(engine, self.gamma, attention)
+        return draft_sparsely(engine, self.gamma, selected, reach)
 
     def _after(self) -> int:
         """Most entries behind those that were scored, the drafts included."""
