@@ -11,7 +11,7 @@ vllm=(--vllm-arg max_model_len=24832)
 mkdir -p "$out"
 
 bench() { # folder, options
-    python3 -m specbench run --model "$model" --output "$out/$1" "${@:2}"
+    python3 -m specbench run --model "$model" --reuse-prompts --output "$out/$1" "${@:2}"
 }
 
 long() { # batch, options: real prompts, greedy unless told otherwise

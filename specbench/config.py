@@ -86,6 +86,11 @@ class RunConfig(BaseModel):
     allow_eager: bool = Field(
         False, description="Compare arms of which some cannot run as a CUDA graph."
     )
+    reuse_prompts: bool = Field(
+        False,
+        description="Prefill each prompt in an arm's first pass only, and keep its KV for the "
+        "others: TTFT and end-to-end figures are then of that pass.",
+    )
     threads: PositiveInt | None = Field(None, description="CPU threads of torch.")
     output: Path | None = Field(None, description="Folder for the records and reports.")
     resume: bool = Field(False, description="Continue the run in the output folder.")
@@ -185,6 +190,9 @@ class RunConfig(BaseModel):
 class TuneConfig(RunConfig):
     """The options of `specbench tune`: those of a run, and what the search may do."""
 
+    reuse_prompts: bool = Field(
+        True, description="Prefill each prompt once, and keep its KV for all trials."
+    )
     ratios: tuple[Ratio, ...] | None = Field(
         None, min_length=1, description="Values of kept_ratio to measure, all of them."
     )

@@ -93,6 +93,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "vllm_arg": (['a={"b":1,"c":2}'], ('a={"b":1,"c":2}',)),
     "vllm_python": (["venv/bin/python"], Path("venv/bin/python")),
     "vllm_timeout": (["60"], 60),
+    "reuse_prompts": ([], True),
 }
 NEGATED = ("baseline", "chat_template", "graphs")
 

@@ -42,8 +42,9 @@ class Backend(ABC):
         sampling: "Sampling",
         progress: Progress,
         segment: int,
+        fresh: bool = True,
     ) -> Generator[Generated]:
-        """Decode `requests`, yielding each as it completes."""
+        """Decode `requests`, yielding each as it completes; `fresh`: every prompt is prefilled."""
 
     @property
     @abstractmethod

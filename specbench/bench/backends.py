@@ -85,6 +85,7 @@ class EngineHost:
                 spare=spare_entries([arm.method for arm in plan.arms]),
                 backend=config.attention_backend,
                 graphs=config.graphs,
+                keep_prompts=config.reuse_prompts,
             )
         except Exception as error:
             status, message = classify(error)
@@ -121,11 +122,12 @@ class EngineBackend(Backend):
         sampling: "Sampling",
         progress: Progress,
         segment: int,
+        fresh: bool = True,
     ) -> Generator[Generated]:
         """Continuous batching in this process."""
         engine = self.host.engine
         engine.use(self.method, sampling)
-        return generate(engine, requests, progress, segment)
+        return generate(engine, requests, progress, segment, fresh)
 
     def overhead(self, requests: Sequence[Request], sampling: "Sampling") -> "Probe | None":
         """By a probe of the engine, the batch prefilled for it."""

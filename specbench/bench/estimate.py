@@ -153,8 +153,8 @@ def _seconds(plan: Plan, run: RunRecord, requests: list[RequestRecord]) -> dict[
         key = record.dataset, record.arm
         if record.arm not in same_arms or record.dataset not in same_data:
             continue
-        if record.times.queue_s is None:
-            continue  # prefill and decode were timed apart: their sum is not a pass
+        if record.times.queue_s is None or record.times.reused_tokens:
+            continue  # prefill and decode were timed apart, or prefill not at all
         line = (key, record.repeat, record.times.segment)
         ends[line] = max(ends.get(line, 0.0), record.times.queue_s + record.times.e2e_s)
         counts[key] = counts.get(key, 0) + 1

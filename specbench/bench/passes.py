@@ -108,7 +108,9 @@ class Runner:
             title = f"{dataset} {arm} {repeat + 1}/{self.config.repeats}"
             progress = bars.start(title, requests)
             # closed at once when a record cannot be written, not when it is collected
-            with closing(backend.generate(requests, sampling, progress, segment)) as decoded:
+            fresh = not self.config.reuse_prompts or repeat == 0
+            decoding = backend.generate(requests, sampling, progress, segment, fresh)
+            with closing(decoding) as decoded:
                 for generated in decoded:
                     self.store.append_request(to_record(entry, generated))
             if entry.repeat == 0:
@@ -156,9 +158,9 @@ class Runner:
         warm = [
             replace(r, max_new_tokens=min(backend.warm_tokens, r.max_new_tokens)) for r in first
         ]
-        with closing(
-            backend.generate(warm, Sampling.from_config(self.config), Progress(), 0)
-        ) as decoded:
+        fresh = not self.config.reuse_prompts
+        sampling = Sampling.from_config(self.config)
+        with closing(backend.generate(warm, sampling, Progress(), 0, fresh)) as decoded:
             for _ in decoded:
                 pass
         self._warm.add(cell)

@@ -18,6 +18,7 @@ from specbench.engine.kv_cache import KVCache, pages_for
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.phases import Phases
 from specbench.engine.random import Purpose, uniform
+from specbench.engine.row_pages import RowPages
 from specbench.engine.sampling import Sampling, argmax, draw, invalid
 from specbench.engine.tree import iterate_tree
 from specbench.errors import ContextTooLongError
@@ -76,6 +77,8 @@ class Engine:
         What computes the forwards; see `make_compute`.
     graphs : bool
         Run an iteration as one CUDA graph where compute and method allow it.
+    keep_prompts : bool
+        Keep the KV of prompts while there is room, for later requests of the same ones.
 
     Notes
     -----
@@ -96,6 +99,7 @@ class Engine:
         spare: int = 0,
         backend: AttentionBackend = "auto",
         graphs: bool = True,
+        keep_prompts: bool = False,
     ) -> None:
         parameter = next(model.parameters())
         self.model = model
@@ -117,7 +121,7 @@ class Engine:
         self._outbox = Outbox()
         # measurements leave out what the method does to choose
         self.frozen = False
-        self._pages: dict[int, list[int]] = {}
+        self.pages = RowPages(self.cache, keep_prompts)
 
     @property
     def attention_backend(self) -> str:
@@ -166,6 +170,7 @@ class Engine:
         token_ids: list[int],
         max_new_tokens: int,
         on_chunk: Callable[[int], None] | None = None,
+        fresh: bool = False,
     ) -> int:
         """Prefill a prompt into an empty row and start its decoding.
 
@@ -178,6 +183,8 @@ class Engine:
         max_new_tokens : int
         on_chunk : callable, optional
             Told the number of tokens after each prefill forward.
+        fresh : bool
+            Prefill the whole prompt, also one that is kept.
 
         Returns
         -------
@@ -200,10 +207,13 @@ class Engine:
                 f"{max_new_tokens} new tokens exceed the {self.max_new_tokens} that the engine was "
                 "made for"
             )
-        self._pages[row] = self.cache.allocate(total + self.spare)
-        self.batch.reserve(row, self._pages[row])
+        known = 0 if fresh else len(token_ids) - self.method.prompt_tail
+        self.batch.reserve(row, self.pages.reserve(row, token_ids, known, total + self.spare))
         self.batch.record(row, token_ids)
-        for hidden in self._chunks(row, token_ids, self.method):
+        begin = self.pages.reused(row)
+        if on_chunk and begin:
+            on_chunk(begin)
+        for hidden in self._chunks(row, token_ids, self.method, begin):
             if on_chunk:
                 on_chunk(hidden.shape[1])
         logits = self.compute.logits(hidden[:, -1])
@@ -217,6 +227,7 @@ class Engine:
         if bad:
             self.release(row)
             return -1
+        self.pages.keep_prompt(row)
         self.batch.admit(row, request, len(token_ids), token, max_new_tokens - 1)
         self.method.admit(row, self.batch)
         return int(token)
@@ -224,12 +235,12 @@ class Engine:
     def release(self, row: int) -> None:
         """Empty a row and give its pages back."""
         self.batch.release(row)
-        self.cache.free(self._pages.pop(row))
+        self.pages.release(row)
 
     def release_all(self) -> None:
         """Empty every row, and forget what is not collected."""
         self._outbox.clear()
-        for row in list(self._pages):
+        for row in self.pages.taken:
             self.release(row)
 
     def step(self) -> StepResult:
@@ -278,11 +289,10 @@ class Engine:
         """
         ids = prompt + output[:-1]
         following = torch.tensor(prompt[1:] + output, device=self.device)
-        self._pages[0] = self.cache.allocate(len(ids))
-        self.batch.reserve(0, self._pages[0])
-        begin = 0
+        self.batch.reserve(0, self.pages.reserve(0, prompt, len(prompt) - 1, len(ids)))
+        begin = self.pages.reused(0)
         try:
-            for hidden in self._chunks(0, ids, None):
+            for hidden in self._chunks(0, ids, None, begin):
                 end = begin + hidden.shape[1]
                 first = max(begin, len(prompt) - 1)
                 for at in range(first, end, _SCORED_ROWS):
@@ -391,15 +401,15 @@ class Engine:
             return finish(batch, chunk, accepted, following, invalid(logits))
 
     def _chunks(
-        self, row: int, token_ids: list[int], method: EngineMethod | None
+        self, row: int, token_ids: list[int], method: EngineMethod | None, start: int
     ) -> Iterator[Tensor]:
-        """Hidden states `[1, n, hidden]` of a prompt, chunk by chunk; KV written to `row`'s pages.
+        """Hidden states `[1, n, hidden]` from `start` on, chunk by chunk; KV into `row`'s pages.
 
         `method` collects the scores that it wants of each chunk.
         """
         table = self.batch.block_table[row : row + 1]
         ids = torch.tensor(token_ids, device=self.device)[None]
-        for begin in range(0, len(token_ids), self.prefill_chunk):
+        for begin in range(start, len(token_ids), self.prefill_chunk):
             tokens = ids[:, begin : begin + self.prefill_chunk]
             end = begin + tokens.shape[1]
             positions = torch.arange(begin, end, device=self.device)[None]

@@ -61,6 +61,7 @@ class _Running:
     admitted: float
     queue_s: float
     prefill_s: float
+    reused_tokens: int
     output_ids: list[int]
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -86,6 +87,7 @@ class _Running:
         times = RequestTimes(
             segment=segment,
             queue_s=self.queue_s,
+            reused_tokens=self.reused_tokens,
             prefill_s=self.prefill_s,
             ttft_s=self.prefill_s,
             e2e_s=ended - self.admitted,
@@ -107,6 +109,7 @@ def generate(
     requests: Sequence[Request],
     progress: Progress | None = None,
     segment: int = 0,
+    fresh: bool = True,
 ) -> Generator[Generated]:
     """Decode requests with the engine's method, yielding each as it completes.
 
@@ -121,6 +124,8 @@ def generate(
     progress : Progress, optional
     segment : int
         Copied into the records: which process of a resumed run this is.
+    fresh : bool
+        Prefill every prompt, also those that the engine keeps.
 
     Raises
     ------
@@ -135,7 +140,7 @@ def generate(
         while queue or running:
             free = (row for row in range(engine.batch.rows) if row not in running)
             for row in list(free)[: len(queue)]:
-                state, done = _admit(engine, row, queue.popleft(), began, progress)
+                state, done = _admit(engine, row, queue.popleft(), began, progress, fresh)
                 if done:
                     engine.release(row)
                     yield state.finish(done, state.admitted + state.prefill_s, segment)
@@ -148,17 +153,17 @@ def generate(
 
 
 def _admit(
-    engine: Engine, row: int, request: Request, began: float, progress: Progress
+    engine: Engine, row: int, request: Request, began: float, progress: Progress, fresh: bool
 ) -> tuple[_Running, Literal["eos", "length"] | None]:
     admitted = time.perf_counter()
-    first = engine.admit(
-        row, request.index, request.token_ids, request.max_new_tokens, progress.prefilled
-    )
+    prompt, new = request.token_ids, request.max_new_tokens
+    first = engine.admit(row, request.index, prompt, new, progress.prefilled, fresh)
     if first < 0:
         raise _invalid_logits(request, "prefill")
     prefill_s = time.perf_counter() - admitted
     progress.decoded(1)
-    state = _Running(request, admitted, admitted - began, prefill_s, [first])
+    reused = engine.pages.reused(row)
+    state = _Running(request, admitted, admitted - began, prefill_s, reused, [first])
     if first in engine.eos:
         return state, "eos"
     return state, "length" if request.max_new_tokens == 1 else None

@@ -231,6 +231,11 @@ class EngineMethod(Method):
         vars(self).setdefault("_before_bind", frozenset(vars(self)))
         self.engine = engine
 
+    @property
+    def prompt_tail(self) -> int:
+        """Last tokens of a prompt whose prefill the method must see; at least 1."""
+        return 1
+
     def is_bound_to(self, engine: "Engine") -> bool:
         """Whether `bind` was last called with `engine`."""
         return getattr(self, "engine", None) is engine

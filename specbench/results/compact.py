@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from specbench.results.acceptance import steps_of
 from specbench.results.cells import Cell, Group
-from specbench.results.metrics import Row
+from specbench.results.metrics import Row, prefilled
 from specbench.results.records import RequestRecord
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def _repeat(cell: Cell, repeat: int) -> Row:
     count, seconds, _ = _window(cell, every)
     _, healthy_seconds, tokens = _window(cell, healthy)
     shown = healthy_seconds > 0 and cell.shows_throughput
+    first = [r.times.ttft_s for r in prefilled(every)]
     row: Row = {
         "dataset": cell.dataset.name,
         "arm": cell.arm.name,
@@ -92,7 +93,7 @@ def _repeat(cell: Cell, repeat: int) -> Row:
         "healthy_seconds": healthy_seconds,
         "output_throughput": tokens / healthy_seconds if shown else None,
         "acceptance_length": _acceptance_length(cell, healthy),
-        "median_ttft_ms": median(1e3 * r.times.ttft_s for r in every) if every else None,
+        "median_ttft_ms": 1e3 * median(first) if first else None,
     }
     for ended in passes:
         row |= {
@@ -137,8 +138,8 @@ def _request(cell: Cell, record: RequestRecord) -> Row:
         "output_tokens": len(record.output_ids),
         "finish_reason": record.finish_reason,
         "degenerate": record.degenerate,
-        "ttft_ms": 1e3 * times.ttft_s,
-        "e2e_ms": 1e3 * times.e2e_s,
+        "ttft_ms": None if times.reused_tokens else 1e3 * times.ttft_s,
+        "e2e_ms": None if times.reused_tokens else 1e3 * times.e2e_s,
         "steps": len(record.committed),
         "step_seconds": sum(times.steps.step_s),
         "committed": sum(record.committed),

@@ -48,8 +48,8 @@ class Metric(ABC):
 class Counts(Metric):
     """What ran: totals over all repeats, excluded requests included.
 
-    `duration` is the wall time in seconds from the start of each pass to its last token; unknown
-    where prefill and decode were timed in passes of their own.
+    `duration` is the wall time in seconds from the start of each pass that prefilled its prompts
+    to its last token; unknown where prefill and decode were timed in passes of their own.
     """
 
     columns = (
@@ -62,15 +62,15 @@ class Counts(Metric):
     )
 
     def compute(self, cell: Cell, group: Group) -> Row:
-        records = cell.requests
-        duration = _duration(records)
+        records, timed = cell.requests, prefilled(cell.requests)
+        duration = _duration(timed)
         return {
             "completed": len(records),
             "excluded_degenerate": len(records) - len(cell.healthy),
             "total_input_tokens": sum(r.prompt_tokens for r in records),
             "total_output_tokens": sum(len(r.output_ids) for r in records),
             "duration": duration,
-            "request_throughput": len(records) / duration if duration else None,
+            "request_throughput": len(timed) / duration if duration else None,
         }
 
 
@@ -104,8 +104,9 @@ class PrefillThroughput(Metric):
     columns = ("prefill_throughput",)
 
     def compute(self, cell: Cell, group: Group) -> Row:
-        seconds = sum(r.times.prefill_s for r in cell.healthy)
-        tokens = sum(r.prompt_tokens for r in cell.healthy)
+        records = prefilled(cell.healthy)
+        seconds = sum(r.times.prefill_s for r in records)
+        tokens = sum(r.prompt_tokens for r in records)
         return {"prefill_throughput": tokens / seconds if seconds > 0 else None}
 
 
@@ -118,8 +119,9 @@ class EndToEndThroughput(Metric):
         return cell.shows_throughput
 
     def compute(self, cell: Cell, group: Group) -> Row:
-        duration = _duration(cell.requests)
-        tokens = sum(len(r.output_ids) for r in cell.requests)
+        records = prefilled(cell.requests)
+        duration = _duration(records)
+        tokens = sum(len(r.output_ids) for r in records)
         return {"e2e_output_throughput": tokens / duration if duration else None}
 
 
@@ -142,6 +144,12 @@ class Resources(Metric):
         }
 
 
+def prefilled(records: list[RequestRecord]) -> list[RequestRecord]:
+    """Those of passes in which every prompt was prefilled."""
+    reusing = {r.repeat for r in records if r.times.reused_tokens}
+    return [r for r in records if r.repeat not in reusing]
+
+
 def _tpot(record: RequestRecord) -> list[float]:
     tokens = len(record.output_ids)
     return [(record.times.e2e_s - record.times.ttft_s) / (tokens - 1)] if tokens > 1 else []
@@ -158,10 +166,10 @@ def _duration(records: list[RequestRecord]) -> float | None:
 
 
 SERVING: tuple[Metric, ...] = (
-    Latency("ttft", lambda record: [record.times.ttft_s]),
+    Latency("ttft", lambda r: [] if r.times.reused_tokens else [r.times.ttft_s]),
     Latency("tpot", _tpot),
     Latency("itl", lambda record: record.times.steps.step_s),
-    Latency("e2el", lambda record: [record.times.e2e_s]),
+    Latency("e2el", lambda r: [] if r.times.reused_tokens else [r.times.e2e_s]),
     PrefillThroughput(),
     EndToEndThroughput(),
     Counts(),

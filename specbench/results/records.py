@@ -60,6 +60,11 @@ class RequestTimes(Record):
         description="from the start of the pass to admission; null where prefill and decode were "
         "timed in passes of their own, so that the requests share no time line"
     )
+    reused_tokens: int = Field(
+        0,
+        description="prompt tokens whose KV an earlier pass left: not prefilled, so that the "
+        "times of prefill say nothing",
+    )
     prefill_s: float
     ttft_s: float = Field(description="admission to first token: prefill and its sampling")
     e2e_s: float = Field(description="admission to last token")

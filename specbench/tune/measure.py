@@ -82,7 +82,7 @@ class EngineMeasure:
         self.close()
         self._method = method
         self.engine.use(method, Sampling.from_config(self.config, repeat))
-        return list(generate(self.engine, requests))
+        return list(generate(self.engine, requests, fresh=False))
 
     def _decode_reference(self) -> dict[int, list[int]]:
         method = Autoregressive(Autoregressive.parameters_type())

@@ -53,6 +53,11 @@ class SnapKV(MagicDec):
     parameters_type = SnapKVParameters
     parameters: SnapKVParameters
 
+    @property
+    def prompt_tail(self) -> int:
+        """The window, whose queries rank."""
+        return self.parameters.window
+
     def memory_bytes(
         self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
     ) -> int:

@@ -116,19 +116,21 @@ class VllmBackend(Backend):
         sampling: "Sampling",
         progress: Progress,
         segment: int,
+        fresh: bool = True,
     ) -> Generator[Generated]:
         """Fill and decode passes (docs/methodology.md); each request as vLLM finishes it."""
         self.open()
         process = self._process
         assert process is not None
         known = {request.index: request for request in requests}
-        filled: dict[int, float] = {}
+        filled: dict[int, Mapping[str, Any]] = {}
         counts: list[dict[str, Any]] = []
         events = process.ask(
             "run",
             requests=[[r.index, r.token_ids, r.max_new_tokens] for r in requests],
             group=self.job.share.group,
             batch=self.job.rows,
+            fresh=fresh,
             sampling={
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
@@ -140,7 +142,7 @@ class VllmBackend(Backend):
         try:
             for event in events:
                 if event["event"] == "filled":
-                    filled[event["index"]] = event["seconds"]
+                    filled[event["index"]] = event
                     progress.prefilled(event["tokens"])
                 elif event["event"] == "decoded":
                     progress.decoded(event["tokens"])
@@ -236,13 +238,15 @@ def _graph_mode(about: Mapping[str, Any], rows: int) -> str:
 
 
 def _generated(
-    request: Request, event: Mapping[str, Any], prefill_s: float, segment: int
+    request: Request, event: Mapping[str, Any], filled: Mapping[str, Any], segment: int
 ) -> Generated:
     committed: list[int] = event["committed"]
+    prefill_s: float = filled["seconds"]
     ended = event["output_ids"][-1:] and event["reason"] == "stop"
     times = RequestTimes(
         segment=segment,
         queue_s=None,
+        reused_tokens=filled["cached"],
         prefill_s=prefill_s,
         ttft_s=prefill_s,
         e2e_s=prefill_s + event["decode_s"],

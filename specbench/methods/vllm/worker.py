@@ -110,15 +110,20 @@ class Server:
         self.engine = self.llm.llm_engine
 
     def run(
-        self, requests: list[list[Any]], group: int, batch: int, sampling: dict[str, Any]
+        self,
+        requests: list[list[Any]],
+        group: int,
+        batch: int,
+        fresh: bool,
+        sampling: dict[str, Any],
     ) -> None:
         """Fill and decode `group` requests after `group`, at most `batch` of them decoding.
 
-        A request is ``[index, token ids, new tokens]``.
+        A request is ``[index, token ids, new tokens]``; `fresh` prompts are all prefilled.
         """
         for begin in range(0, len(requests), group):
             part = requests[begin : begin + group]
-            filled_hits = self.fill(part, sampling)
+            filled_hits = self.fill(part, fresh, sampling)
             before = self.counters()
             decode_hits = self.decode(part, batch, sampling)
             self.channel.send(
@@ -129,21 +134,24 @@ class Server:
                 after=self.counters(),
             )
 
-    def fill(self, requests: list[list[Any]], sampling: dict[str, Any]) -> int:
-        """Every prompt alone and to its first token, written to the prefix cache, not read.
+    def fill(self, requests: list[list[Any]], fresh: bool, sampling: dict[str, Any]) -> int:
+        """Every prompt alone and to its first token, written to the prefix cache.
 
-        Returns the prompt tokens that came from the cache all the same.
+        Read from it only where they need not be `fresh`. Returns the prompt tokens that came from
+        the cache.
         """
         hits = 0
         for index, ids, _ in requests:
-            began = perf_counter()
-            self._add(f"fill-{index}", ids, 1, sampling, skip_reading_prefix_cache=True)
+            began, cached = perf_counter(), 0
+            self._add(f"fill-{index}", ids, 1, sampling, skip_reading_prefix_cache=fresh)
             while self.engine.has_unfinished_requests():
                 self.channel.check()
                 for output in self.engine.step():
-                    hits += output.num_cached_tokens or 0
+                    cached += output.num_cached_tokens or 0
             seconds = perf_counter() - began
-            self.channel.send("filled", index=index, seconds=seconds, tokens=len(ids))
+            hits += cached
+            about = {"seconds": seconds, "tokens": len(ids), "cached": cached}
+            self.channel.send("filled", index=index, **about)
         return hits
 
     def decode(self, requests: list[list[Any]], batch: int, sampling: dict[str, Any]) -> int:

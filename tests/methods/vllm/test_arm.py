@@ -125,6 +125,34 @@ def test_only_steps_of_the_full_batch_count_and_prefill_is_apart(run: Run, tmp_p
     assert row(tmp_path, "throughput", "vllm")["median_ttft_ms"] > 0
 
 
+def test_reused_prompts_are_prefilled_in_the_first_pass(run: Run, tmp_path: Path) -> None:
+    status, _ = run(repeats=2, reuse_prompts=True)
+    assert status == 0
+    for record in records(tmp_path, "requests.jsonl"):
+        reused = record["times"]["reused_tokens"]
+        full = record["prompt_tokens"] // 16 * 16
+        if record["arm"] != "vllm":
+            full = (record["prompt_tokens"] - 1) // 16 * 16
+        assert reused == (full if record["repeat"] else 0)
+    repeats = pd.read_csv(tmp_path / "out" / "repeats.csv")
+    assert (repeats["median_ttft_ms"].isna() == (repeats["repeat"] == 1)).all()
+    assert repeats["step_ms"].notna().all()
+    for arm in ("vllm", "autoregressive"):
+        served = row(tmp_path, "throughput", arm)
+        first = [
+            1e3 * r["times"]["ttft_s"]
+            for r in records(tmp_path, "requests.jsonl")
+            if r["arm"] == arm and r["repeat"] == 0
+        ]
+        assert served["mean_ttft_ms"] == pytest.approx(sum(first) / len(first))
+        assert served["completed"] == 2 * len(first)
+    # of the pass that prefilled: from its start to its last token
+    ours = row(tmp_path, "throughput", "autoregressive")
+    passed = [r for r in records(tmp_path, "requests.jsonl") if r["arm"] == "autoregressive"]
+    ends = [r["times"]["queue_s"] + r["times"]["e2e_s"] for r in passed if r["repeat"] == 0]
+    assert ours["duration"] == pytest.approx(max(ends))
+
+
 def test_vllms_own_speculation_is_an_arm_with_its_counters(run: Run, tmp_path: Path) -> None:
     status, _ = run(NGRAM, baseline=False, repeats=2)
     assert status == 0

@@ -1,0 +1,83 @@
+"""Prompts whose KV outlives their requests, so that another pass over them need not prefill."""
+
+from array import array
+from dataclasses import dataclass
+from hashlib import sha256
+
+from specbench.engine.kv_cache import PAGE_SIZE, KVCache, pages_for
+
+
+@dataclass
+class _Kept:
+    pages: list[int]
+    users: int
+
+
+class PromptStore:
+    """The full pages of prompts, kept until their memory is wanted.
+
+    A prompt's last entry is never among them: its forward gives the first token.
+
+    Parameters
+    ----------
+    cache : KVCache
+    """
+
+    def __init__(self, cache: KVCache) -> None:
+        self._cache = cache
+        self._kept: dict[bytes, _Kept] = {}  # the oldest first
+
+    def allocate(self, tokens: int) -> list[int]:
+        """Pages for `tokens` entries; prompts that nobody uses make room, the oldest first.
+
+        Raises
+        ------
+        OutOfMemoryError
+            See `KVCache.allocate`.
+        """
+        idle = [key for key, kept in self._kept.items() if not kept.users]
+        for key in idle:
+            if pages_for(tokens) <= self._cache.free_pages:
+                break
+            self._cache.free(self._kept.pop(key).pages)
+        return self._cache.allocate(tokens)
+
+    def borrow(self, token_ids: list[int], tokens: int) -> list[int]:
+        """Pages of a kept prompt's entries before ``tokens``; none if it is not kept.
+
+        Where there are some, they are in use until `give_back`, and must not be written.
+        """
+        kept = self._kept.get(_key(token_ids))
+        pages = [] if kept is None else kept.pages[: max(tokens, 0) // PAGE_SIZE]
+        if kept is not None and pages:
+            kept.users += 1
+        return pages
+
+    def forget(self, token_ids: list[int]) -> None:
+        """Give a kept prompt up unless it is in use."""
+        kept = self._kept.get(key := _key(token_ids))
+        if kept is not None and not kept.users:
+            self._cache.free(self._kept.pop(key).pages)
+
+    def keep(self, token_ids: list[int], pages: list[int]) -> int:
+        """Keep a prompt, of whose request `pages` are.
+
+        Returns
+        -------
+        int
+            How many of the first pages are the store's from now on, in use until `give_back`; 0 if
+            the prompt is kept already, or is not a page long.
+        """
+        key, full = _key(token_ids), (len(token_ids) - 1) // PAGE_SIZE
+        if key in self._kept or full <= 0:
+            return 0
+        self._kept[key] = _Kept(pages[:full], users=1)
+        return full
+
+    def give_back(self, token_ids: list[int]) -> None:
+        """A request that used a kept prompt has ended."""
+        self._kept[_key(token_ids)].users -= 1
+
+
+def _key(token_ids: list[int]) -> bytes:
+    return sha256(array("q", token_ids)).digest()
