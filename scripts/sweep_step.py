@@ -6,6 +6,7 @@ SHAPE is MODEL:BATCHxCONTEXT, weights and caches random. A graph is replayed on 
 import csv
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from specbench.engine.dummy import SHAPES, randomise
 from specbench.engine.engine import Engine
 from specbench.engine.graph import capture
 from specbench.engine.hf_config import from_hf
+from specbench.engine.iteration import iterate
 from specbench.engine.model import Transformer
 from specbench.engine.sampling import Sampling
 from specbench.engine.triton_compute import Fusion, TritonCompute
@@ -70,7 +72,7 @@ def milliseconds(
         return made.tokens
 
     with torch.inference_mode():
-        work = engine.iterate if part == "iteration" else draft
+        work = partial(iterate, engine) if part == "iteration" else draft
         restore()
         graph, _ = capture(work, torch.cuda.graph_pool_handle())
         found = []

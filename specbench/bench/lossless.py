@@ -24,6 +24,7 @@ from specbench.bench.workload import Workload
 from specbench.config import RunConfig
 from specbench.engine.engine import Engine
 from specbench.engine.generate import Request
+from specbench.engine.prefill import score
 from specbench.methods.base import EngineMethod
 from specbench.results.cells import AUTOREGRESSIVE
 from specbench.results.records import LosslessRecord, RequestRecord
@@ -179,7 +180,7 @@ def teacher_force(engine: Engine, prompt: list[int], output: list[int]) -> Margi
     below: list[float] = []
     top2: list[float] = []
     largest = 0.0
-    for logits, tokens in engine.score(prompt, output):
+    for logits, tokens in score(engine, prompt, output):
         best = logits.topk(2, dim=-1).values
         chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
         below += (best[:, 0] - chosen).tolist()

@@ -1,7 +1,8 @@
 """The engine: prefill, and one iteration of draft, verify, accept, commit, observe."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,26 +10,22 @@ from torch import Tensor
 
 from specbench.config import AttentionBackend
 from specbench.engine.acceptance import accept_chain
-from specbench.engine.batch import Batch, slots_of
-from specbench.engine.chunk import Chunk, finish, pack
+from specbench.engine.batch import Batch
 from specbench.engine.compute import make_compute
-from specbench.engine.forward import FullAttention
 from specbench.engine.graph import Outbox, capture
+from specbench.engine.iteration import iterate
 from specbench.engine.kv_cache import KVCache, pages_for
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.phases import Phases
+from specbench.engine.prefill import prefill
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.row_pages import RowPages
 from specbench.engine.sampling import Sampling, argmax, draw, invalid
-from specbench.engine.tree import iterate_tree
 from specbench.errors import ContextTooLongError
-from specbench.methods.base import Draft, EngineMethod, TreeDraft
+from specbench.methods.base import EngineMethod
 
 if TYPE_CHECKING:
     from torch.cuda import CUDAGraph
-
-# logits of a whole chunk over a large vocabulary would be the largest tensor of a run
-_SCORED_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -213,7 +210,7 @@ class Engine:
         begin = self.pages.reused(row)
         if on_chunk and begin:
             on_chunk(begin)
-        for hidden in self._chunks(row, token_ids, self.method, begin):
+        for hidden in prefill(self, row, token_ids, begin, self.method):
             if on_chunk:
                 on_chunk(hidden.shape[1])
         logits = self.compute.logits(hidden[:, -1])
@@ -259,7 +256,7 @@ class Engine:
         captured = self._captured.get(self.method)
         if captured is None:
             self.phases.reset()
-            self._outbox.send(self.iterate())
+            self._outbox.send(iterate(self))
             return
         _, graph, result = captured
         graph.replay()
@@ -275,35 +272,6 @@ class Engine:
             ended=[bool(row[3]) for row in rows],
             invalid=[bool(row[4]) for row in rows],
         )
-
-    @torch.inference_mode()
-    def score(self, prompt: list[int], output: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The target's logits of `output` after `prompt`, teacher-forced, a chunk at a time.
-
-        Yields
-        ------
-        logits : Tensor
-            `[n, V]`, what the target says where it sees everything before a token.
-        tokens : Tensor
-            int64 `[n]`, those tokens of `output`.
-        """
-        ids = prompt + output[:-1]
-        following = torch.tensor(prompt[1:] + output, device=self.device)
-        self.batch.reserve(0, self.pages.reserve(0, prompt, len(prompt) - 1, len(ids)))
-        begin = self.pages.reused(0)
-        try:
-            for hidden in self._chunks(0, ids, None, begin):
-                end = begin + hidden.shape[1]
-                first = max(begin, len(prompt) - 1)
-                for at in range(first, end, _SCORED_ROWS):
-                    stop = min(at + _SCORED_ROWS, end)
-                    logits = self.compute.logits(hidden[0, at - begin : stop - begin])
-                    # a half type's differences are too coarse to judge by
-                    wide = torch.promote_types(logits.dtype, torch.float32)
-                    yield logits.to(wide), following[at:stop]
-                begin = end
-        finally:
-            self.release(0)
 
     def within(self, positions: Tensor) -> Tensor:
         """Positions that the tables have: masked rows may point past them, to no effect."""
@@ -350,81 +318,5 @@ class Engine:
         if not self._captured:
             self._pool = torch.cuda.graph_pool_handle()
         with torch.inference_mode():
-            graph, result = capture(self.iterate, self._pool)
+            graph, result = capture(partial(iterate, self), self._pool)
         self._captured[self.method] = self.sampling, graph, result
-
-    def iterate(self) -> Tensor:
-        """Draft, verify, accept, commit and observe; int64 `[R, 5 + tokens]` for `collect`."""
-        batch, method = self.batch, self.method
-        with self.phases("draft"):
-            draft = method.draft(batch)
-        if isinstance(draft, TreeDraft):
-            return pack(*iterate_tree(self, draft))
-        collector = method.collector(batch)
-        with self.phases("verify"):
-            chunk = self.compute.make_chunk(batch, draft, method.gamma, self.max_len)
-            attention = FullAttention(
-                self.cache,
-                batch.block_table,
-                chunk.slots,
-                chunk.kv_lens,
-                chunk.q_lens,
-                self.scale,
-                None if self.frozen else collector,
-                self.phases,
-                tap=None if self.frozen else method.tap(batch),
-            )
-            result = self._verify(chunk, draft, attention)
-        if not self.frozen:
-            with self.phases("selection"):
-                method.observe(batch)
-        return result
-
-    def _verify(self, chunk: Chunk, draft: Draft | None, attention: FullAttention) -> Tensor:
-        """Judge the drafts and commit; the packed result."""
-        batch, compute = self.batch, self.compute
-        if self.sampling.greedy:
-            best, bad = compute.best(chunk.tokens, chunk.positions, attention)
-            with self.phases("sampling"):
-                return compute.finish_greedy(batch, chunk, best, bad)
-        logits = compute.logits(compute.hidden(chunk.tokens, chunk.positions, attention))
-        with self.phases("sampling"):
-            accepted, following = accept_chain(
-                logits,
-                draft,
-                chunk.allowed,
-                self.sampling,
-                batch.request,
-                batch.lengths,
-                compute.probabilities,
-            )
-            return finish(batch, chunk, accepted, following, invalid(logits))
-
-    def _chunks(
-        self, row: int, token_ids: list[int], method: EngineMethod | None, start: int
-    ) -> Iterator[Tensor]:
-        """Hidden states `[1, n, hidden]` from `start` on, chunk by chunk; KV into `row`'s pages.
-
-        `method` collects the scores that it wants of each chunk.
-        """
-        table = self.batch.block_table[row : row + 1]
-        ids = torch.tensor(token_ids, device=self.device)[None]
-        for begin in range(start, len(token_ids), self.prefill_chunk):
-            tokens = ids[:, begin : begin + self.prefill_chunk]
-            end = begin + tokens.shape[1]
-            positions = torch.arange(begin, end, device=self.device)[None]
-            collector = None
-            if method is not None:
-                collector = method.prefill_collector(row, begin, end, len(token_ids))
-            attention = FullAttention(
-                self.cache,
-                table,
-                slots_of(table, positions),
-                torch.tensor([end], device=self.device),
-                torch.tensor([end - begin], device=self.device),
-                self.scale,
-                collector,
-                self.phases,
-                length=end,
-            )
-            yield self.compute.hidden(tokens, positions, attention)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from specbench.engine.engine import Engine
 from specbench.engine.graph import capture
+from specbench.engine.iteration import iterate
 from specbench.engine.trace import Kernel, Split, split
 from specbench.errors import UsageError
 
@@ -88,9 +90,9 @@ def probe(engine: Engine, turns: int = 5) -> Probe:
 
     with torch.inference_mode():
         pool = torch.cuda.graph_pool_handle()
-        plain, _ = capture(engine.iterate, pool)
+        plain, _ = capture(partial(iterate, engine), pool)
         with _frozen(engine):
-            frozen, _ = capture(engine.iterate, pool)
+            frozen, _ = capture(partial(iterate, engine), pool)
         times: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(turns):
             for is_frozen, graph in ((False, plain), (True, frozen)):
@@ -135,12 +137,12 @@ def _traced(engine: Engine) -> Split:
     phases = engine.phases
     phases.mark = lambda: mark(place)
 
-    def iterate() -> Tensor:
+    def marked() -> Tensor:
         phases.marks.clear()
-        return engine.iterate()
+        return iterate(engine)
 
     try:
-        graph, _ = capture(iterate, torch.cuda.graph_pool_handle())
+        graph, _ = capture(marked, torch.cuda.graph_pool_handle())
         graph.replay()
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as trace:

@@ -71,7 +71,7 @@ def build_tree(root: Tensor, draft: TreeDraft, allowed: Tensor, deepest: int) ->
 
 
 def iterate_tree(engine: "Engine", draft: TreeDraft) -> tuple[Committed, Tensor, Tensor]:
-    """Verify, accept, compact, commit: as for a chain, whose iteration is `Engine.iterate`.
+    """Verify, accept, compact, commit: as for a chain, whose iteration is `iterate`.
 
     Returns
     -------

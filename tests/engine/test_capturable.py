@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 
 from specbench.config import AttentionBackend
 from specbench.engine.engine import Engine
+from specbench.engine.iteration import iterate
 from specbench.engine.sampling import Sampling
 from specbench.methods.base import EngineMethod
 from specbench.methods.draft_model.drafter import Drafter
@@ -68,9 +69,9 @@ def test_nothing_is_decided_by_the_host(
     assert engine.compute.capturable
     # where the host may look, trees stop growing when all are complete
     monkeypatch.setattr(engine, "graph_mode", lambda method: "full")
-    engine.iterate()
+    iterate(engine)
     with no_host_decisions():
-        engine.iterate()
+        iterate(engine)
 
 
 @pytest.mark.parametrize("name", methods())

@@ -10,6 +10,7 @@ from specbench.engine import acceptance, forward
 from specbench.engine.acceptance import accept_chain
 from specbench.engine.engine import Engine
 from specbench.engine.model import Transformer
+from specbench.engine.prefill import score
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling, draw, probabilities
 from specbench.methods.base import Draft, EngineMethod
@@ -115,7 +116,7 @@ def truth_of(model: Transformer, prompt: list[int], count: int) -> Tensor:
         rows = []
         for outcome in outcomes:
             # the token after `outcome` is what score() judges last
-            *_, (logits, _) = tool.score(prompt, [*outcome, 0])
+            *_, (logits, _) = score(tool, prompt, [*outcome, 0])
             rows.append(probabilities(logits[-1], SAMPLING))
         joint = (joint[:, None] * torch.stack(rows)).flatten()
         outcomes = [[*outcome, token] for outcome in outcomes for token in range(VOCAB)]

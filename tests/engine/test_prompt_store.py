@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from specbench.engine.engine import Engine
 from specbench.engine.generate import Generated, Request, generate
 from specbench.engine.kv_cache import PAGE_SIZE, KVCache, pages_for
+from specbench.engine.prefill import score
 from specbench.engine.row_pages import RowPages
 from specbench.engine.sampling import Sampling
 from specbench.errors import OutOfMemoryError
@@ -102,9 +103,9 @@ def test_teacher_forcing_reads_it_too() -> None:
     alone = Engine(tiny_model(1), rows=1, max_len=90)
     engine = Engine(tiny_model(1), rows=1, max_len=90, keep_prompts=True)
     run(engine, autoregressive(), [ids], GREEDY, fresh=False)
-    expected = torch.cat([logits for logits, _ in alone.score(ids, output)])
+    expected = torch.cat([logits for logits, _ in score(alone, ids, output)])
     engine.cache.keys[:, engine.cache._free] = torch.nan  # what is not kept must not be read
-    found = torch.cat([logits for logits, _ in engine.score(ids, output)])
+    found = torch.cat([logits for logits, _ in score(engine, ids, output)])
     torch.testing.assert_close(found, expected)
     engine.cache.check_integrity()
 

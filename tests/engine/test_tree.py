@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from specbench.engine import tree as tree_module
 from specbench.engine.batch import Batch
 from specbench.engine.engine import Engine
+from specbench.engine.iteration import iterate
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.reference_compute import ReferenceCompute
@@ -243,4 +244,4 @@ def test_nothing_is_decided_by_the_host(sampling: Sampling) -> None:
     hidden = torch.zeros(3, 10, width, dtype=engine.dtype)
     engine.compute.hidden = lambda *args: hidden  # type: ignore[method-assign]
     with no_host_decisions():
-        engine.iterate()
+        iterate(engine)

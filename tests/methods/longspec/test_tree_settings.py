@@ -13,6 +13,7 @@ from specbench.config import RunConfig, build_config
 from specbench.engine import reference_compute
 from specbench.engine.engine import Engine
 from specbench.engine.forward import TreeAttention
+from specbench.engine.iteration import iterate
 from specbench.engine.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.methods.longspec.chain_method import LongSpecChain
@@ -136,5 +137,5 @@ def test_nothing_is_decided_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None
         for row, ids in enumerate(prompts(5, [4, 37])):
             engine.admit(row, row, ids, 20)
         with no_host_decisions():
-            engine.iterate()
+            iterate(engine)
         engine.release_all()

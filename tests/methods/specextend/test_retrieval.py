@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from specbench.bench.arms import build_arms
 from specbench.config import build_config
 from specbench.engine.engine import Engine
+from specbench.engine.iteration import iterate
 from specbench.engine.sampling import Sampling
 from specbench.errors import UsageError
 from specbench.methods.base import EngineMethod
@@ -232,4 +233,4 @@ def test_nothing_is_decided_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(engine.compute, "hidden", forward)
     with no_host_decisions():
-        engine.iterate()
+        iterate(engine)

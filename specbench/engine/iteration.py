@@ -1,0 +1,66 @@
+"""One iteration of chains: draft, verify, accept, commit and observe."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from specbench.engine.acceptance import accept_chain
+from specbench.engine.chunk import Chunk, finish, pack
+from specbench.engine.forward import FullAttention
+from specbench.engine.sampling import invalid
+from specbench.engine.tree import iterate_tree
+from specbench.methods.base import Draft, TreeDraft
+
+if TYPE_CHECKING:
+    from specbench.engine.engine import Engine
+
+
+def iterate(engine: "Engine") -> Tensor:
+    """Draft, verify, accept, commit and observe; int64 `[R, 5 + tokens]` for `collect`."""
+    batch, method = engine.batch, engine.method
+    with engine.phases("draft"):
+        draft = method.draft(batch)
+    if isinstance(draft, TreeDraft):
+        return pack(*iterate_tree(engine, draft))
+    collector = method.collector(batch)
+    with engine.phases("verify"):
+        chunk = engine.compute.make_chunk(batch, draft, method.gamma, engine.max_len)
+        attention = FullAttention(
+            engine.cache,
+            batch.block_table,
+            chunk.slots,
+            chunk.kv_lens,
+            chunk.q_lens,
+            engine.scale,
+            None if engine.frozen else collector,
+            engine.phases,
+            tap=None if engine.frozen else method.tap(batch),
+        )
+        result = _verify(engine, chunk, draft, attention)
+    if not engine.frozen:
+        with engine.phases("selection"):
+            method.observe(batch)
+    return result
+
+
+def _verify(
+    engine: "Engine", chunk: Chunk, draft: Draft | None, attention: FullAttention
+) -> Tensor:
+    """Judge the drafts and commit; the packed result."""
+    batch, compute = engine.batch, engine.compute
+    if engine.sampling.greedy:
+        best, bad = compute.best(chunk.tokens, chunk.positions, attention)
+        with engine.phases("sampling"):
+            return compute.finish_greedy(batch, chunk, best, bad)
+    logits = compute.logits(compute.hidden(chunk.tokens, chunk.positions, attention))
+    with engine.phases("sampling"):
+        accepted, following = accept_chain(
+            logits,
+            draft,
+            chunk.allowed,
+            engine.sampling,
+            batch.request,
+            batch.lengths,
+            compute.probabilities,
+        )
+        return finish(batch, chunk, accepted, following, invalid(logits))
