@@ -105,7 +105,7 @@ def test_a_fused_step_is_the_models_forward(
         poison_empty(monkeypatch)
         x, token = fused(model, tokens, caches[0])
     found = torch.nn.functional.rms_norm(x, x.shape[1:], model.final_norm, 1e-5)
-    as_accurate(found, expected, truth)
+    as_accurate(found, expected, truth, model.config.intermediate_size)
     assert torch.equal(token, argmax(exact.logits(truth)))
     for mine, theirs, true in zip(*((c.keys[:, 1:], c.values[:, 1:]) for c in caches), strict=True):
-        as_accurate(mine, theirs, true)
+        as_accurate(mine, theirs, true, model.config.intermediate_size)

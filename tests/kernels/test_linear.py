@@ -54,7 +54,7 @@ def test_equals_the_reference(
     surroundings = residual.as_strided((rows, outputs + 16), (outputs + 16, 1))[:, outputs:]
     found = linear_small(x, weight, bias, eps=EPS, residual=residual, launch=launch)
     assert found is residual
-    as_accurate(found, expected, exact)
+    as_accurate(found, expected, exact, inner)
     assert surroundings.isnan().all()
 
 
@@ -76,7 +76,7 @@ def test_a_norm_begun_here_and_ended_in_the_next_product(
     whole = torch.nn.functional.rms_norm(stream.double(), (outputs,), norm.double(), EPS)
     exact = whole @ onto.double().T
     rounded = reference.linear_small(expected, onto, eps=EPS)
-    as_accurate(linear_small(begun, onto, eps=EPS, launch=launch), rounded, exact)
+    as_accurate(linear_small(begun, onto, eps=EPS, launch=launch), rounded, exact, outputs)
 
 
 def test_half_types_round_the_projection_before_the_residual() -> None:

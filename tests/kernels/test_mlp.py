@@ -61,13 +61,13 @@ def test_the_fused_projection_equals_the_reference(
     bias, norm = inputs(3, 2 * inner, dtype=dtype), inputs(4, hidden, dtype=dtype)
     plain = gate_up_small(x, weight, launch=launch)
     exact = reference.gate_up_small(x.double(), weight.double())
-    as_accurate(plain, reference.gate_up_small(x, weight), exact)
+    as_accurate(plain, reference.gate_up_small(x, weight), exact, hidden)
     x = prenorm(x, norm)
     found = gate_up_small(x, weight, bias, eps=EPS, launch=launch)
     doubles = Prenormed(x.rows.double(), x.squares.double()), weight.double(), bias.double()
     exact = reference.gate_up_small(*doubles, eps=EPS)
     expected = reference.gate_up_small(x, weight, bias, eps=EPS)
-    as_accurate(found, expected, exact)
+    as_accurate(found, expected, exact, hidden)
 
 
 def test_half_types_are_rounded_where_the_model_rounds_them() -> None:

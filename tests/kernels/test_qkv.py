@@ -138,11 +138,11 @@ def test_with_the_projection_in_front(
     truth = reference.project_rope_write_kv(
         wide, *doubles, *common, exact.k_cache, exact.v_cache, EPS
     )
-    as_accurate(q, expected, truth)
+    as_accurate(q, expected, truth, hidden)
     kept = slots[slots >= 0]
     for cache in ("k_cache", "v_cache"):
         found, rounded, true = (getattr(kv, cache).flatten(0, 1) for kv in (mine, theirs, exact))
-        as_accurate(found[kept], rounded[kept], true[kept])
+        as_accurate(found[kept], rounded[kept], true[kept], hidden)
         assert int(found.isfinite().all(-1).all(-1).sum()) == len(kept)
 
 
