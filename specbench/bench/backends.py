@@ -86,6 +86,7 @@ class EngineHost:
                 backend=config.attention_backend,
                 graphs=config.graphs,
                 keep_prompts=config.reuse_prompts,
+                kept_tokens=plan.kept_tokens,
             )
         except Exception as error:
             status, message = classify(error)

@@ -59,14 +59,18 @@ def plan_memory(
     prefill_chunk: int,
     sampled: bool,
     triton: bool = False,
+    kept_tokens: int = 0,
 ) -> MemoryPlan:
     """What a run of `rows` requests of `max_len` tokens needs, all its methods together.
 
-    `triton` says that the engine runs on the Triton kernels, which hold no attention weights.
+    `triton` says that the engine runs on the Triton kernels, which hold no attention weights;
+    `kept_tokens` is the room for prompts that wait for their next pass.
     """
     from specbench.engine.kv_cache import PAGE_SIZE, pages_for
 
-    slots = (rows * pages_for(max_len + spare_entries(methods)) + 1) * PAGE_SIZE
+    waiting = pages_for(kept_tokens)
+    pages = rows * pages_for(max_len + spare_entries(methods)) + waiting
+    slots = (pages + 1) * PAGE_SIZE
     verified = rows * (max(max(method.gamma, method.nodes) for method in methods) + 1)
     # sampling holds logits, p, q, their sorted copies and order, and a float64 cumulative sum
     logits = verified * model.vocab_size * 4 * (10 if sampled else 2)
@@ -81,7 +85,10 @@ def plan_memory(
     return MemoryPlan(
         weights=model.weight_bytes(dtype),
         kv_cache=slots * model.kv_bytes_per_token(dtype),
-        method=sum(method.memory_bytes(model, rows, max_len, dtype) for method in methods),
+        method=sum(
+            m.memory_bytes(model, rows, max_len, dtype) + waiting * m.page_bytes(model, dtype)
+            for m in methods
+        ),
         working=logits + max(chunk, verified) * hidden * 4 + attention + history,
     )
 

@@ -1,34 +1,25 @@
 """The plan of a run: everything that is decided before a weight is loaded."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench.bench.arms import Arm, build_arms, check_capabilities, check_graph_modes
 from specbench.bench.defaults import resolve_machine
-from specbench.bench.memory import (
-    MemoryPlan,
-    available_bytes,
-    check_memory,
-    device_bytes,
-    gib,
-    plan_memory,
-)
-from specbench.bench.residency import Residency, plan_residency
+from specbench.bench.fit import fit_memory, rows_of
+from specbench.bench.memory import MemoryPlan
+from specbench.bench.residency import Residency
 from specbench.bench.shards import Cell, Shard, shard_cells
 from specbench.bench.workload import Workload, build_workloads, fit_context
 from specbench.config import RunConfig
-from specbench.errors import OutOfMemoryError, SpecbenchError, UsageError
+from specbench.errors import SpecbenchError
 from specbench.methods.base import EngineMethod
 from specbench.results.cells import AUTOREGRESSIVE, VLLM
-from specbench.results.reading import read_run
 from specbench.results.records import RefusedDataset
 
 if TYPE_CHECKING:
     import torch
 
     from specbench.engine.model_config import ModelConfig
-
-_LARGEST_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -59,6 +50,8 @@ class Plan:
         Requests that decode together.
     dtype : torch.dtype
         Of weights and KV cache.
+    kept_tokens : int
+        Room for the KV of prompts that wait for their next pass.
     """
 
     config: RunConfig
@@ -73,6 +66,7 @@ class Plan:
     dtype: "torch.dtype"
     refused: list[RefusedDataset] = field(default_factory=list)
     cells: list[Cell] | None = None
+    kept_tokens: int = 0
 
     def includes(self, dataset: str, arm: str) -> bool:
         """Whether the arm will run on the dataset."""
@@ -135,7 +129,7 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
     dtype = getattr(torch, str(config.dtype))
     arms = _able(arms, config, shape, max_len, choices)
     check_graph_modes(arms, config, dtype)
-    config, memory, residency = _fit_memory(config, shape, dtype, arms, workloads, max_len, choices)
+    config, fit = fit_memory(config, shape, dtype, arms, workloads, max_len, choices)
     arms = _able(arms, config, shape, max_len, choices)  # now with the batch size
     return Plan(
         config=config,
@@ -143,10 +137,11 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
         arms=arms,
         workloads=workloads,
         shape=shape,
-        memory=memory,
-        residency=residency,
+        memory=fit.memory,
+        residency=fit.residency,
+        kept_tokens=fit.kept_tokens,
         max_len=max_len,
-        rows=_rows(config, workloads),
+        rows=rows_of(config, workloads),
         dtype=dtype,
         refused=refused,
     )
@@ -169,69 +164,3 @@ def _able(
         else:
             found.append(arm)
     return found
-
-
-def _rows(config: RunConfig, workloads: list[Workload]) -> int:
-    return min(config.batch_size or 1, max(len(w.requests) for w in workloads))
-
-
-def _fit_memory(
-    config: RunConfig,
-    shape: "ModelConfig",
-    dtype: Any,
-    arms: list[Arm],
-    workloads: list[Workload],
-    max_len: int,
-    choices: list[str],
-) -> tuple[RunConfig, MemoryPlan | None, Residency]:
-    """Choose the largest batch that fits, or check the one asked for."""
-    from specbench.engine.compute import uses_triton
-
-    device = str(config.device)
-    free = available_bytes(device)
-    methods = [arm.method for arm in arms if isinstance(arm.method, EngineMethod)]
-    served = [arm for arm in arms if not isinstance(arm.method, EngineMethod)]
-
-    def plan(batch: int) -> tuple[RunConfig, MemoryPlan | None, Residency]:
-        chosen = config.model_copy(update={"batch_size": batch})
-        rows = _rows(chosen, workloads)
-        memory = None
-        if methods:
-            memory = plan_memory(
-                shape,
-                dtype,
-                methods,
-                rows=rows,
-                max_len=max_len,
-                prefill_chunk=config.prefill_chunk,
-                sampled=config.temperature > 0,
-                triton=uses_triton(config.attention_backend, device, dtype),
-            )
-            check_memory(memory, free, rows, max_len)
-        residency = plan_residency(
-            served,
-            workloads,
-            shape,
-            dtype,
-            rows=rows,
-            ours=memory,
-            free=free,
-            device_bytes=device_bytes(device),
-        )
-        return chosen, memory, residency
-
-    if config.batch_size is not None:
-        return plan(config.batch_size)
-    if config.resume and config.output is not None:
-        # the memory that is free now may suggest another batch than the run began with
-        return plan(read_run(config.output).config["batch_size"])
-    for batch in range(min(_LARGEST_BATCH, max(len(w.requests) for w in workloads)), 0, -1):
-        try:
-            found = plan(batch)
-        except OutOfMemoryError:
-            if batch == 1:
-                raise
-            continue
-        choices.append(f"batch-size {batch}: the largest that fits {gib(free or 0)} of free memory")
-        return found
-    raise UsageError("no prompts to choose a batch for")

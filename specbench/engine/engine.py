@@ -76,6 +76,8 @@ class Engine:
         Run an iteration as one CUDA graph where compute and method allow it.
     keep_prompts : bool
         Keep the KV of prompts while there is room, for later requests of the same ones.
+    kept_tokens : int
+        Room for them beyond what the rows need.
 
     Notes
     -----
@@ -97,6 +99,7 @@ class Engine:
         backend: AttentionBackend = "auto",
         graphs: bool = True,
         keep_prompts: bool = False,
+        kept_tokens: int = 0,
     ) -> None:
         parameter = next(model.parameters())
         self.model = model
@@ -107,7 +110,7 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self.spare = spare
         self.scale = self.config.head_dim**-0.5
-        pages = rows * pages_for(max_len + spare)
+        pages = rows * pages_for(max_len + spare) + pages_for(kept_tokens)
         self.cache = KVCache(self.config, pages, self.dtype, self.device)
         self.eos = frozenset(() if ignore_eos else self.config.eos_ids)
         self.batch = Batch(rows, max_len, sorted(self.eos), self.device, spare)

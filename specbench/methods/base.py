@@ -231,6 +231,10 @@ class EngineMethod(Method):
         vars(self).setdefault("_before_bind", frozenset(vars(self)))
         self.engine = engine
 
+    def page_bytes(self, model: "ModelConfig", dtype: torch.dtype) -> int:
+        """What the method holds beside each page of the engine's KV, also of waiting prompts."""
+        return 0
+
     @property
     def prompt_tail(self) -> int:
         """Last tokens of a prompt whose prefill the method must see; at least 1."""

@@ -122,6 +122,35 @@ def test_without_room_prompts_are_prefilled_again() -> None:
     engine.cache.check_integrity()
 
 
+@pytest.mark.parametrize("method", [magicdec("quest"), stream_draft(tiny_model(2))], ids=str)
+def test_room_for_those_that_wait_keeps_all(method: EngineMethod) -> None:
+    ids = prompts(4, [60, 41, 17, 60, 33, 60, 3])
+    waiting = sum(sorted(map(len, ids))[2:])
+    few = Engine(tiny_model(1), rows=2, max_len=72, keep_prompts=True)
+    engine = Engine(tiny_model(1), rows=2, max_len=72, keep_prompts=True, kept_tokens=waiting)
+    first = run(engine, method, ids, GREEDY, fresh=True)
+    assert reused(run(engine, method, ids, GREEDY, fresh=False)) == [48, 32, 16, 48, 32, 48, 0]
+    engine.cache.check_integrity()
+    # more pages than the rows': nothing that is indexed by page is too small
+    plain = run(few, method, ids, GREEDY, fresh=True)
+    assert {i: g.output_ids for i, g in first.items()} == {
+        i: g.output_ids for i, g in plain.items()
+    }
+    config, more = engine.config, engine.cache.num_pages - few.cache.num_pages
+    assert more == pages_for(waiting)
+    held = {e: sum(x.nbytes for x in tensors_of(method, e)) for e in (few, engine)}
+    assert held[engine] - held[few] == more * method.page_bytes(config, engine.dtype)
+
+
+def tensors_of(method: EngineMethod, engine: Engine) -> list[torch.Tensor]:
+    """What the method holds that is as large as the cache has pages."""
+    method.unbind()
+    engine.use(method, GREEDY)
+    drafter = getattr(method, "drafter", None)
+    owners = [vars(method)] if drafter is None else [vars(drafter.cache)]
+    return [x for owner in owners for x in owner.values() if isinstance(x, torch.Tensor)]
+
+
 def test_fresh_prefills_a_kept_prompt_and_keeps_it_once() -> None:
     ids = prompts(5, [36, 60])
     engine = Engine(tiny_model(1), rows=2, max_len=72, keep_prompts=True)

@@ -7,6 +7,7 @@ import torch
 
 from specbench.config import RunConfig
 from specbench.engine.batch import Batch
+from specbench.engine.kv_cache import PAGE_SIZE
 from specbench.methods.base import EngineMethod, Parameters
 from specbench.methods.draft_model.drafter import Drafter
 from specbench.methods.draft_model.loading import DraftModel, Reach
@@ -55,6 +56,10 @@ class WithDraftModel(EngineMethod):
         entries = max_len + self.nodes
         own = Drafter.memory_bytes(self.source.config, rows, entries, reach, dtype)
         return super().memory_bytes(model, rows, max_len, dtype) + own
+
+    def page_bytes(self, model: "ModelConfig", dtype: torch.dtype) -> int:
+        """The drafter's KV, which has the same pages."""
+        return PAGE_SIZE * self.source.config.kv_bytes_per_token(dtype)
 
     def bind(self, engine: "Engine") -> None:
         """Load the drafter and allocate its KV, unless this engine has them."""

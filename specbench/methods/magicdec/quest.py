@@ -61,6 +61,10 @@ class Quest(MagicDec):
         chosen = rows * model.num_kv_heads * self._width(max_len)
         return bounds + chosen * model.num_layers * 4 + max(update, step + chosen * 8 * 6)
 
+    def page_bytes(self, model: "ModelConfig", dtype: torch.dtype) -> int:
+        """The bounds of its keys."""
+        return 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
+
     def bind(self, engine: "Engine") -> None:
         """Allocate bounds `[layers, pages, Hkv, D]` by the cache's page, and what is chosen.
 
