@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from specbench.errors import UsageError
+from specbench.errors import DataError, UsageError
 from specbench.results.reading import RUN
 from specbench.results.records import RunRecord
 
@@ -41,6 +41,21 @@ def refuse_run(folder: Path) -> None:
         raise UsageError(f"{folder} holds a run with reports of its own; give another --output")
 
 
+def refuse_unwritable(folder: Path) -> None:
+    """Refuse a folder that nothing can be written to, or that cannot be made, touching nothing.
+
+    Raises
+    ------
+    UsageError
+        Names the folder whose permissions or file system refuse.
+    """
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+        why = "is on a read-only file system" if read_only else "cannot be written to"
+        raise UsageError(f"the output folder {folder}: {there} {why}; give another --output")
+
+
 def acquire(folder: Path) -> int:
     """Make the folder if need be and lock it against other writers.
 
@@ -71,10 +86,19 @@ def acquire(folder: Path) -> int:
 
 
 def write_run(folder: Path, run: RunRecord) -> None:
-    """Write `run.json`, whole or not at all."""
+    """Write `run.json`, whole or not at all.
+
+    Raises
+    ------
+    DataError
+        The disk is full or refuses; a start in this folder can be repeated.
+    """
     draft = folder / _DRAFT
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(run.model_dump_json(indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(folder / RUN)
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(run.model_dump_json(indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(folder / RUN)
+    except OSError as error:
+        raise DataError(f"cannot write {folder / RUN}: {error.strerror}") from error

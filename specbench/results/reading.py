@@ -1,6 +1,7 @@
 """Reading a run's folder back, with a word on every line that cannot be read."""
 
 import json
+import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,18 +128,25 @@ def mend_tail(path: Path) -> None:
 
     A last line that is not JSON is cut off: it is what a killed process left. A whole record that
     lacks only its newline is kept.
+
+    Raises
+    ------
+    DataError
+        The disk is full or refuses.
     """
     if not path.exists():
         return
     content = path.read_bytes()
     start = _last_line(content)
     last = content[start:]
-    with path.open("r+b") as file:
+    try:
         if not _is_json(last):
-            file.truncate(start)
+            os.truncate(path, start)
         elif not last.endswith(b"\n"):
-            file.seek(0, 2)
-            file.write(b"\n")
+            with path.open("ab") as file:
+                file.write(b"\n")
+    except OSError as error:
+        raise DataError(f"cannot write to {path}: {error.strerror}") from error
 
 
 def _read_once(path: Path, kind: type[J]) -> list[J]:

@@ -1,5 +1,6 @@
 """Tables, plots and the page of runs, from what their folders hold and nothing else."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -128,8 +129,14 @@ def write_reports(
     summary = summarise(folders, force)
     if output is None:
         output = summary.sources[0].folder
-    for name, content in render_files(summary).items():
-        summary.files.append(write_file(output / name, content))
+    try:
+        for name, content in render_files(summary).items():
+            summary.files.append(write_file(output / name, content))
+    except DataError as error:
+        raise DataError(
+            f"{error}; the records are unharmed: 'specbench report DIR --output ELSEWHERE' makes "
+            "tables and plots of them"
+        ) from error
     return summary
 
 
@@ -165,7 +172,9 @@ def write_file(path: Path, content: bytes) -> Path:
         part.write_bytes(content)
         os.replace(part, path)
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error}") from error
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
     return path
 
 

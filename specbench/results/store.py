@@ -1,5 +1,6 @@
 """A run's folder: `run.json` and append-only JSONL files that survive a killed process."""
 
+import errno
 import os
 from collections.abc import Container, Hashable
 from pathlib import Path
@@ -7,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from specbench.errors import DataError, UsageError
-from specbench.results.folder import acquire, refuse_content, write_run
+from specbench.results.folder import acquire, refuse_content, refuse_unwritable, write_run
 from specbench.results.identity import differences, identity
 from specbench.results.reading import (
     ARMS,
@@ -64,11 +65,12 @@ class RunStore:
         Raises
         ------
         UsageError
-            The folder is a file or holds something already.
+            The folder is a file, holds something already, or cannot be written to.
         """
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"the output {folder} is a file; give a folder with --output")
         refuse_content(folder)
+        refuse_unwritable(folder)
 
     @classmethod
     def create(cls, folder: Path, run: RunRecord) -> "RunStore":
@@ -202,13 +204,16 @@ class RunStore:
                 start = file.tell()
                 try:
                     if file.write(line) != len(line):
-                        raise OSError("the line was written in part; the disk may be full")
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     os.fsync(file.fileno())
                 except OSError:
                     file.truncate(start)
                     raise
         except OSError as error:
-            raise DataError(f"cannot write to {path}: {error}") from error
+            raise DataError(
+                f"cannot write to {path}: {error.strerror}; what was measured before is "
+                "on record, and --resume continues"
+            ) from error
 
 
 def record_key(
