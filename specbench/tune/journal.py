@@ -1,5 +1,6 @@
 """A journal file for several processes that may be killed at any moment."""
 
+import errno
 import fcntl
 import json
 import os
@@ -48,16 +49,36 @@ class LockedJournal(BaseJournalBackend):
         except OSError as error:
             raise DataError(f"cannot open the journal {path}: {error.strerror}") from error
         name = str(self.path)
-        self._file = JournalFileBackend(name, JournalFileSymlinkLock(name, grace_period=_STALE_S))
+        self._lock = JournalFileSymlinkLock(name, grace_period=_STALE_S)
+        self._file = JournalFileBackend(name, self._lock)
 
     def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
         """See BaseJournalBackend."""
         return self._file.read_logs(log_number_from)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """See BaseJournalBackend."""
+        """See BaseJournalBackend.
+
+        What another process that was killed meanwhile wrote of a line is removed first.
+
+        Raises
+        ------
+        DataError
+            The disk is full or refuses; the journal is as it was.
+        """
+        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
         with self._locked():
-            self._file.append_logs(logs)
+            self._lock.acquire()
+            try:
+                _mend(self.path)
+                _append(self.path, lines.encode())
+            except OSError as error:
+                raise DataError(
+                    f"cannot write to the journal {self.path}: {error.strerror}; what it holds is "
+                    "unharmed, and --resume continues"
+                ) from error
+            finally:
+                self._lock.release()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -93,10 +114,26 @@ def _mend(path: Path) -> None:
     if not path.exists():
         return
     with path.open("rb+") as file:
-        content = file.read()
-        if not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
+        if file.seek(0, os.SEEK_END) == 0:
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
             os.fsync(file.fileno())
+
+
+def _append(path: Path, lines: bytes) -> None:
+    """Write `lines` whole or not at all, and wait until they are on disk."""
+    with path.open("ab", buffering=0) as file:
+        start = file.tell()
+        try:
+            if file.write(lines) != len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(start)
+            raise
 
 
 def _is_entry(line: bytes) -> bool:

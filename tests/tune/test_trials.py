@@ -268,7 +268,7 @@ def test_another_tuning_of_the_same_name_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def postgres() -> Iterator[str]:
     """The URL of a server of its own; skips where PostgreSQL or its driver is missing."""
-    pytest.importorskip("psycopg")
+    psycopg = pytest.importorskip("psycopg")
     programs = [shutil.which(name) for name in ("initdb", "postgres")]
     if None in programs:
         pytest.skip("PostgreSQL's initdb and postgres are not on the PATH")
@@ -291,9 +291,9 @@ def postgres() -> Iterator[str]:
         deadline = time.monotonic() + 60
         while True:
             try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
+                psycopg.connect(f"host=127.0.0.1 port={port} user=tuner dbname=postgres").close()
                 break
-            except OSError:
+            except psycopg.OperationalError:  # it listens before it is ready
                 assert time.monotonic() < deadline
                 assert server.poll() is None
                 time.sleep(0.1)
