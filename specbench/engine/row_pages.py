@@ -12,6 +12,7 @@ class _Row:
     own: list[int]
     borrows: bool
     reused: int
+    table: list[int]
 
 
 class RowPages:
@@ -61,7 +62,7 @@ class RowPages:
             if store and shared:
                 store.give_back(prompt)
             raise
-        self._rows[row] = _Row(prompt, own, bool(shared), reused)
+        self._rows[row] = _Row(prompt, own, bool(shared), reused, shared + own)
         return shared + own
 
     def reused(self, row: int) -> int:
@@ -84,3 +85,28 @@ class RowPages:
         if state.borrows:
             assert self._prompts is not None
             self._prompts.give_back(state.prompt)
+
+    def check_integrity(self, tables: list[list[int]]) -> None:
+        """Raise RuntimeError unless every page in use has one owner, and `tables` are the rows'.
+
+        Parameters
+        ----------
+        tables : list of list of int
+            The block table of each row; 0 past its pages.
+        """
+        store = self._prompts
+        kept = store.pages if store else []
+        held = [*kept, *(page for state in self._rows.values() for page in state.own)]
+        if len(set(held)) != len(held):
+            raise RuntimeError("a KV page has two owners")
+        if len(held) != self._cache.num_pages - self._cache.free_pages:
+            raise RuntimeError("KV pages are in use that neither a row nor a kept prompt has")
+        for row, table in enumerate(tables):
+            state = self._rows.get(row)
+            pages = state.table if state else []
+            if table != pages + [0] * (len(table) - len(pages)):
+                raise RuntimeError(f"the block table of row {row} is not that of its KV pages")
+            if state and not set(pages) - set(state.own) <= set(kept if state.borrows else ()):
+                raise RuntimeError(f"row {row} reads KV pages that are not its own, nor kept")
+        if store:
+            store.check_users([s.prompt for s in self._rows.values() if s.borrows])
