@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def run_training(config: TrainConfig, console: "Console", argv: Sequence[str]) -> int:
-    """Train a draft, or go on with it; 0 when it is complete or its minutes are over.
+    """Train a draft, or go on with it.
 
     Parameters
     ----------
@@ -22,6 +22,11 @@ def run_training(config: TrainConfig, console: "Console", argv: Sequence[str]) -
         Takes the choices, the progress bar and the evaluations.
     argv : sequence of str
         For the record.
+
+    Returns
+    -------
+    int
+        0 when it is complete or its minutes are over, 130 when it was interrupted.
 
     Raises
     ------

@@ -5,7 +5,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from specbench.errors import DataError
 from specbench.files import write_atomically
@@ -15,6 +22,7 @@ from specbench.methods.longspec.weights import save
 from specbench.train.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from specbench.train.curves import EVALUATION, LOSS, Curve, draw_curves
 from specbench.train.evaluate import Score, evaluate, places_of
+from specbench.train.interrupt import Interrupt
 from specbench.train.trainer import StepLog, Trainer
 
 if TYPE_CHECKING:
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 
     from specbench.train.prepare import Job
 
+INTERRUPTED = 130
 # an evaluation and a checkpoint may follow the last step that fits
 _RESERVE_SECONDS = 2.0
 
@@ -80,31 +89,41 @@ class Session:
         self.progress.stop()
 
     def run(self) -> int:
-        """Train to the end, or as long as there is time; returns the exit status."""
-        config, steps = self.job.config, self.trainer.steps
+        """Train to the end, or as long as there is time; returns the exit status.
+
+        Ctrl-C ends it after a step, with a checkpoint.
+        """
+        steps = self.trainer.steps
         task = self.progress.add_task(
             "training", total=steps, completed=self.state["step"], shown=""
         )
         longest = 0.0
-        while self.state["step"] < steps and self._has_time(longest):
-            start = time.monotonic()
-            log = self.trainer.step(self.state["step"])
-            seconds = time.monotonic() - start
-            self._note(log, seconds)
-            step = self.state["step"]
-            self.progress.update(
-                task,
-                completed=step,
-                description=f"{log.stage} stage",
-                shown=f"loss {log.loss:.3f} · {log.tokens / seconds:,.0f} tokens/s",
-            )
-            if step % config.eval_every == 0 or step == steps:
-                self._evaluate()
-            if step % config.save_every == 0 and step < steps:
-                self._save()
-            longest = max(longest, time.monotonic() - start)
+        with Interrupt() as interrupt:
+            while self.state["step"] < steps and self._has_time(longest) and not interrupt.asked:
+                longest = max(longest, self._step(task))
         self._save()
-        return self._finish()
+        self._finish()
+        return INTERRUPTED if interrupt.asked else 0
+
+    def _step(self, task: TaskID) -> float:
+        """One step with what is due after it; returns its seconds."""
+        config, steps = self.job.config, self.trainer.steps
+        start = time.monotonic()
+        log = self.trainer.step(self.state["step"])
+        seconds = time.monotonic() - start
+        self._note(log, seconds)
+        step = self.state["step"]
+        self.progress.update(
+            task,
+            completed=step,
+            description=f"{log.stage} stage",
+            shown=f"loss {log.loss:.3f} · {log.tokens / seconds:,.0f} tokens/s",
+        )
+        if step % config.eval_every == 0 or step == steps:
+            self._evaluate()
+        if step % config.save_every == 0 and step < steps:
+            self._save()
+        return time.monotonic() - start
 
     def _has_time(self, longest: float) -> bool:
         limit = self.job.config.max_minutes
@@ -150,7 +169,7 @@ class Session:
     def _save(self) -> None:
         save_checkpoint(self.job.folder, self.block, self.trainer.optimizer, self.state)
 
-    def _finish(self) -> int:
+    def _finish(self) -> None:
         job, state = self.job, self.state
         record = {**job.record, "trained": {k: state[k] for k in ("step", "tokens", "seconds")}}
         save(self.block, job.folder / "draft", record=record)
@@ -163,7 +182,6 @@ class Session:
             f"{job.folder / 'draft'}" + ("" if done else "; --resume continues"),
             highlight=False,
         )
-        return 0
 
 
 def chained(scores: list[Score]) -> float:
