@@ -43,7 +43,7 @@ _GROUPS = {
         "ignore_eos",
         "prefill_chunk",
     ),
-    PROTOCOL: ("repeats", "reuse_prompts", "output", "resume"),
+    PROTOCOL: ("repeats", "reuse_prompts", "output", "resume", "timeout"),
     TUNING: ("ratios", "gammas", "objective", "budget_minutes", "storage", "workers", "study"),
 }
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names}

@@ -94,6 +94,9 @@ class RunConfig(BaseModel):
     threads: PositiveInt | None = Field(None, description="CPU threads of torch.")
     output: Path | None = Field(None, description="Folder for the records and reports.")
     resume: bool = Field(False, description="Continue the run in the output folder.")
+    timeout: PositiveInt = Field(
+        1800, description="Seconds without a token after which an arm has timed out."
+    )
 
     variant: str | None = Field(
         None, description="Variant of a method that has several; 'all' makes an arm of each."

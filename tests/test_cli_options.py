@@ -94,6 +94,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "vllm_python": (["venv/bin/python"], Path("venv/bin/python")),
     "vllm_timeout": (["60"], 60),
     "reuse_prompts": ([], True),
+    "timeout": (["90"], 90),
 }
 NEGATED = ("baseline", "chat_template", "graphs")
 

@@ -21,11 +21,14 @@ class Backend(ABC):
         For the records; known once open.
     served : ServedRecord or None
         What an engine of another process said of the last pass.
+    times_out : bool
+        Whether it notices by itself that its engine gives no sign of life.
     """
 
     graph_mode: str
     attention_backend: str
     served: "ServedRecord | None" = None
+    times_out = False
 
     @abstractmethod
     def open(self) -> None:
@@ -45,6 +48,9 @@ class Backend(ABC):
         fresh: bool = True,
     ) -> Generator[Generated]:
         """Decode `requests`, yielding each as it completes; `fresh`: every prompt is prefilled."""
+
+    def recover(self) -> None:
+        """Give back what a pass that failed may still hold; others are to run after it."""
 
     @property
     @abstractmethod

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,10 @@ class EngineHost:
         if self._engine is None:
             return
         self._engine = None
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Return to the device what is no longer referred to, for other processes to have."""
         gc.collect()
         if self.plan.config.device == "cuda":
             import torch
@@ -116,6 +121,13 @@ class EngineBackend(Backend):
         self.host.forget(self.method)
         self.method.unbind()
         self.host.close()
+
+    def recover(self) -> None:
+        """Free what the method allocated and captured; the weights and the KV cache stay."""
+        self.host.forget(self.method)
+        self.method.unbind()
+        with suppress(RuntimeError):  # a device that is beyond it fails the next arm, not the run
+            self.host.give_back()
 
     def generate(
         self,

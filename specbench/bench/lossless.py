@@ -66,11 +66,16 @@ class Judge:
         self.engine = engine
         self.store = store
         self.exact = is_exact(config)
+        self._planned = True
         self._outputs = {r.key: r for r in store.load_requests()}
         self._force = Forced(engine)
 
     def run(self, arms: list[Arm], workloads: list[Workload]) -> None:
-        """Append the verdicts that are not on record yet."""
+        """Append the verdicts that are not on record yet.
+
+        Where the baseline is planned but failed there is none: a resume tries it again.
+        """
+        self._planned = any(arm.name == AUTOREGRESSIVE for arm in arms)
         known = {record_key(record) for record in self.store.load_lossless()}
         for workload in workloads:
             for arm in arms:
@@ -92,8 +97,10 @@ class Judge:
                 continue
             if base is not None and self.config.temperature == 0:
                 pairs.append((request, ours, base))
-            elif not served:
-                yield _unchecked(ours, SAMPLED if self.config.temperature > 0 else NO_BASELINE)
+            elif self.config.temperature > 0 and not served:
+                yield _unchecked(ours, SAMPLED)
+            elif not (served or self._planned):
+                yield _unchecked(ours, NO_BASELINE)
         if served or self.exact:
             for request, ours, base in pairs:
                 yield self._compared(request.token_ids, ours, base, served)

@@ -1,5 +1,6 @@
 """One pass of an arm over a dataset: timed, recorded as it goes, its end given a status."""
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from specbench.bench.backends import Backends
 from specbench.bench.progress import PlanProgress
 from specbench.bench.redact import redact_message
 from specbench.bench.status import classify
+from specbench.bench.watchdog import Watchdog
 from specbench.bench.workload import Workload
 from specbench.config import RunConfig
 from specbench.engine.generate import Generated, Progress
@@ -62,6 +64,8 @@ class Runner:
     store : RunStore
     console : Console
         For progress bars.
+    stuck : callable
+        Takes the message of a pass that cannot be ended, once it is on record, and ends the run.
     """
 
     def __init__(
@@ -71,12 +75,14 @@ class Runner:
         rows: int,
         store: RunStore,
         console: "Console",
+        stuck: Callable[[str], None],
     ) -> None:
         self.config = config
         self.backends = backends
         self.rows = rows
         self.store = store
         self.console = console
+        self.stuck = stuck
         self._warm: set[tuple[str, str]] = set()
 
     def run(self, plan: list[Pass]) -> None:
@@ -100,19 +106,20 @@ class Runner:
         backend = self.backends[entry.arm]
         try:
             self.backends.open(entry.arm)
-            self._warm_up(entry, backend)
-            backend.reset_peak()
-            sampling = Sampling.from_config(self.config, entry.repeat)
-            segment = self.store.segment
-            arm, dataset, repeat = entry.key
-            title = f"{dataset} {arm} {repeat + 1}/{self.config.repeats}"
-            progress = bars.start(title, requests)
-            # closed at once when a record cannot be written, not when it is collected
-            fresh = not self.config.reuse_prompts or repeat == 0
-            decoding = backend.generate(requests, sampling, progress, segment, fresh)
-            with closing(decoding) as decoded:
-                for generated in decoded:
-                    self.store.append_request(to_record(entry, generated))
+            with self._watchdog(entry, backend) as dog:
+                self._warm_up(entry, backend, dog)
+                backend.reset_peak()
+                sampling = Sampling.from_config(self.config, entry.repeat)
+                arm, dataset, repeat = entry.key
+                title = f"{dataset} {arm} {repeat + 1}/{self.config.repeats}"
+                progress = dog.listen(bars.start(title, requests))
+                fresh = not self.config.reuse_prompts or repeat == 0
+                segment = self.store.segment
+                made = backend.generate(requests, sampling, progress, segment, fresh)
+                # closed at once when a record cannot be written, not when it is collected
+                with closing(dog.watch(made)) as decoded:
+                    for generated in decoded:
+                        self.store.append_request(to_record(entry, generated))
             if entry.repeat == 0:
                 self._measure_overhead(entry, backend)
         except DataError:  # a record that cannot be written ends the run, not the arm
@@ -120,20 +127,19 @@ class Runner:
         except Exception as error:  # an arm's boundary: the other arms go on
             status, message = classify(error)
             message = redact_message(message)
-        self.store.append_arm(
-            ArmRecord(
-                arm=entry.arm.name,
-                dataset=entry.workload.info.name,
-                repeat=entry.repeat,
-                status=status,
-                message=message,
-                graph_mode=backend.graph_mode,
-                attention_backend=backend.attention_backend,
-                peak_memory_bytes=backend.peak_memory(),
-                served=backend.served,
-            )
-        )
+        if status is not Status.PASSED:  # only here is the error gone, and with it what it held
+            backend.recover()
+        self.store.append_arm(_arm_record(entry, backend, status, message))
         return status, message
+
+    def _watchdog(self, entry: Pass, backend: Backend) -> Watchdog:
+        """Ends the pass, or with it the run, where no token comes for too long."""
+
+        def stuck(message: str) -> None:
+            self.store.append_arm(_arm_record(entry, backend, Status.TIMEOUT, message))
+            self.stuck(f"{' on '.join(entry.key[:2])}: {Status.TIMEOUT}: {message}")
+
+        return Watchdog(None if backend.times_out else self.config.timeout, stuck)
 
     def _measure_overhead(self, entry: Pass, backend: Backend) -> None:
         """Split an iteration's device time, off the clock of the passes."""
@@ -149,7 +155,7 @@ class Runner:
         if found is not None:
             self.store.append_overhead(to_overhead(entry, found))
 
-    def _warm_up(self, entry: Pass, backend: Backend) -> None:
+    def _warm_up(self, entry: Pass, backend: Backend, dog: Watchdog) -> None:
         """Decode some tokens at the measured shapes, off the record."""
         cell = entry.key[:2]
         if cell in self._warm:
@@ -159,11 +165,27 @@ class Runner:
             replace(r, max_new_tokens=min(backend.warm_tokens, r.max_new_tokens)) for r in first
         ]
         fresh = not self.config.reuse_prompts
-        sampling = Sampling.from_config(self.config)
-        with closing(backend.generate(warm, sampling, Progress(), 0, fresh)) as decoded:
+        progress, sampling = dog.listen(Progress()), Sampling.from_config(self.config)
+        made = backend.generate(warm, sampling, progress, 0, fresh)
+        with closing(dog.watch(made)) as decoded:
             for _ in decoded:
                 pass
         self._warm.add(cell)
+
+
+def _arm_record(entry: Pass, backend: Backend, status: Status, message: str | None) -> ArmRecord:
+    arm, dataset, repeat = entry.key
+    return ArmRecord(
+        arm=arm,
+        dataset=dataset,
+        repeat=repeat,
+        status=status,
+        message=message,
+        graph_mode=backend.graph_mode,
+        attention_backend=backend.attention_backend,
+        peak_memory_bytes=backend.peak_memory(),
+        served=backend.served,
+    )
 
 
 def to_overhead(entry: Pass, found: "Probe") -> OverheadRecord:

@@ -1,5 +1,7 @@
 """`specbench run`: from a configuration to records, tables and an exit status."""
 
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -18,6 +20,7 @@ from specbench.bench.shards import Shard
 from specbench.bench.status import classify
 from specbench.config import RunConfig
 from specbench.errors import DataError, SpecbenchError, UsageError
+from specbench.results.folder import refuse_unwritable
 from specbench.results.reading import read_run
 from specbench.results.records import RunRecord
 from specbench.results.report import Summary, write_reports
@@ -27,7 +30,7 @@ from specbench.results.terminal import print_summary
 if TYPE_CHECKING:
     from rich.console import Console
 
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 3, 130
 
 
 def run_benchmark(
@@ -109,6 +112,14 @@ def run_plan(
     """
     from specbench.engine.loader import describe_model
 
+    def stuck(message: str) -> None:
+        try:
+            console.print(message, style="red", markup=False, highlight=False)
+            _report(folder, console, began)
+            sys.stdout.flush()
+        finally:
+            os._exit(FAILED)  # the main thread is beyond reach
+
     config = plan.config
     model = describe_model(
         str(config.model), config.model_revision, config.rope_scaling, config.seed
@@ -127,10 +138,12 @@ def run_plan(
         ]
         failure = None
         try:
-            Runner(config, backends, plan.rows, store, console).run(passes)
+            Runner(config, backends, plan.rows, store, console, stuck).run(passes)
             backends.close_served()
             failure = _check_outputs(plan, host, store)
         except KeyboardInterrupt:
+            said = "interrupted: a report of what there is follows; Ctrl-C again ends at once"
+            console.print(said, highlight=False)
             backends.close_served()
             _report(folder, console, began)
             return INTERRUPTED
@@ -202,6 +215,7 @@ def _check_output(config: RunConfig) -> None:
     assert config.output is not None, "called before it was chosen"
     if config.resume:
         read_run(config.output)
+        refuse_unwritable(config.output)
     else:
         RunStore.check_free(config.output)
 

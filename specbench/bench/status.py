@@ -1,5 +1,6 @@
 """The status that an error gives to the arm that it ended."""
 
+import re
 import traceback
 
 from specbench.errors import (
@@ -10,14 +11,17 @@ from specbench.errors import (
 )
 from specbench.results.records import Status
 
+# a device's allocator, its libraries, and the host's say it in words of their own
+_OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|_ALLOC_FAILED", re.I)
+
 
 def classify(error: Exception) -> tuple[Status, str]:
     """Status and message of an arm that `error` ended."""
     import torch
 
     first = str(error).strip().split("\n")[0] or type(error).__name__
-    on_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    if on_cpu or isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemoryError):
+    said = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+    if said or isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemoryError):
         return Status.OOM, f"{first}; use a smaller --batch-size or --context-len"
     if isinstance(error, ArmTimeoutError):
         return Status.TIMEOUT, first

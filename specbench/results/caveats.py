@@ -92,7 +92,21 @@ def _dataset_warnings(group: Group) -> list[str]:
     modes = {record.graph_mode for member in group.cells for record in member.passes}
     if len(modes) > 1:
         lines.append(f"{name}: arms ran in different graph modes: {', '.join(sorted(modes))}")
-    return lines + _score_warnings(group)
+    return lines + _unjudged_warnings(group) + _score_warnings(group)
+
+
+def _unjudged_warnings(group: Group) -> list[str]:
+    """Where a baseline that failed left outputs without a verdict, which a resume would give."""
+    baseline = group.autoregressive
+    if baseline is None or baseline.status is None or baseline.measured:
+        return []
+    return [
+        f"{cell.arm.name} on {cell.dataset.name}: losslessness of {missing} requests unchecked: "
+        "the autoregressive arm failed; --resume tries it again"
+        for cell in group.cells
+        if cell is not baseline and cell.arm.lossless and cell.measured
+        if (missing := len(cell.requests) - len(cell.verdicts)) > 0
+    ]
 
 
 def _score_warnings(group: Group) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from specbench.results.records import RunRecord
 
-_MAY_DIFFER = ("output", "resume")
+_MAY_DIFFER = ("output", "resume", "timeout")
 _MACHINE = ("cpu", "gpus", "cuda", "threads", "specbench", "git")
 
 

@@ -82,7 +82,7 @@ def prepare(config: TuneConfig, space: Space, console: "Console") -> Job:
         config.repeats,
         None if config.budget_minutes is None else 60 * config.budget_minutes,
     )
-    skipped = {"output", "resume", "source", "model", "threads"}
+    skipped = {"output", "resume", "source", "model", "threads", "timeout"}
     identity = {
         "space": space.describe(),
         "objective": config.objective,

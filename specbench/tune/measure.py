@@ -1,11 +1,14 @@
 """Passes of the method's settings on one loaded engine."""
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specbench.bench.lossless import Forced, first_divergence, is_exact
-from specbench.engine.generate import Generated, Request, generate
+from specbench.bench.watchdog import Watchdog
+from specbench.engine.generate import Generated, Progress, Request, generate
 from specbench.engine.sampling import Sampling
 from specbench.errors import SpecbenchError
 from specbench.methods.autoregressive import Autoregressive
@@ -82,7 +85,9 @@ class EngineMeasure:
         self.close()
         self._method = method
         self.engine.use(method, Sampling.from_config(self.config, repeat))
-        return list(generate(self.engine, requests, fresh=False))
+        with Watchdog(self.config.timeout, _end) as dog:
+            progress = dog.listen(Progress())
+            return list(dog.watch(generate(self.engine, requests, progress, fresh=False)))
 
     def _decode_reference(self) -> dict[int, list[int]]:
         method = Autoregressive(Autoregressive.parameters_type())
@@ -150,3 +155,10 @@ class EngineMeasure:
             tpot_ms=1000 * sum(per_token) / len(per_token),
             histograms=tuple(histograms),
         )
+
+
+def _end(message: str) -> None:
+    """End this worker; its trial is then failed by the next one, and measured again once."""
+    sys.stderr.write(f"specbench: error: {message}\n")
+    sys.stderr.flush()
+    os._exit(SpecbenchError.exit_status)

@@ -61,6 +61,8 @@ class VllmJob:
 class VllmBackend(Backend):
     """An arm's vLLM; started by `open`, ended by `close` and by anything that goes wrong."""
 
+    times_out = True
+
     def __init__(self, method: "Vllm", job: VllmJob) -> None:
         self.method = method
         self.job = job
@@ -156,7 +158,10 @@ class VllmBackend(Backend):
             if not finished:  # vLLM is still at work, or beyond it
                 self.close()
         tokens = sum(len(request.token_ids) for request in requests)
-        self.served = _served(self._about, counts, tokens, self.method.speculation)
+        # a pass that was killed at its very end is resumed without a request
+        self.served = (
+            _served(self._about, counts, tokens, self.method.speculation) if requests else None
+        )
 
     @property
     def warm_tokens(self) -> int:

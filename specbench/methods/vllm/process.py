@@ -166,6 +166,8 @@ class VllmProcess:
         code = self._process.returncode
         if code is None:
             return "it closed its end"
+        if code == -signal.SIGKILL:
+            return "signal SIGKILL, as the system sends it where memory is short"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
 
     def _failure(self, message: str, refused: bool = False) -> SpecbenchError:
