@@ -1,11 +1,12 @@
 """A stand-in for vLLM's public API: emits known tokens in known steps, and fails when told to.
 
 For what the real one does not do on demand: die, hang, run out of memory, draft without a GPU.
-The engine argument `--behave` chooses; the token after t is t + 1, and a request's step commits
-2 tokens where `--speculative-config` is given.
+The engine argument `--behave` chooses, or the variable FAKE_VLLM_BEHAVES; the token after t is
+t + 1, and a request's step commits 2 tokens where `--speculative-config` is given.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -63,6 +64,7 @@ class LLM:
 
     def __init__(self, args: Any) -> None:
         print("engine arguments:", vars(args), flush=True)
+        args.behave = args.behave or os.environ.get("FAKE_VLLM_BEHAVES")
         if args.behave == "refuse":
             raise ValueError("Model architectures ['FooForCausalLM'] are not supported for now.")
         if args.behave == "out-of-memory":
@@ -137,6 +139,8 @@ class LLM:
         if behave == "die" and decoding:
             print("(EngineCore pid=7) ERROR RuntimeError: CUDA error: device lost", flush=True)
             os._exit(1)
+        if behave == "killed" and decoding:
+            os.kill(os.getpid(), signal.SIGKILL)
         if behave == "hang" and decoding:
             time.sleep(600)
         if behave == "raise" and decoding:
