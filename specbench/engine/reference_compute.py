@@ -1,5 +1,7 @@
 """The engine's forwards in plain torch: the truth, and the CPU's path."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,7 @@ from specbench.engine.batch import Batch, slots_of_sets
 from specbench.engine.compute import ONE_ROW, Compute
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
+from specbench.engine.ties import first_of_equal_rows
 from specbench.kernels.page_bounds.reference import page_scores
 from specbench.kernels.paged_attention.reference import collect_scores, paged_attention
 from specbench.kernels.selection import reference as selection
@@ -28,6 +31,16 @@ class ReferenceCompute(Compute):
         """See `Compute`."""
         out: Tensor = self.model(tokens, positions, attention)
         return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Compute`; tokens of equal rows of the head tie."""
+        logits = super().logits(hidden)
+        return logits if self._first is None else logits.index_select(-1, self._first)
+
+    @cached_property
+    def _first(self) -> Tensor | None:
+        head = self.model.head
+        return first_of_equal_rows(head) if head.device.type == "cpu" else None
 
     def attend(
         self,
