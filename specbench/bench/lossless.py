@@ -25,6 +25,8 @@ from specbench.config import RunConfig
 from specbench.engine.engine import Engine
 from specbench.engine.generate import Request
 from specbench.engine.prefill import score
+from specbench.engine.sampling import invalid
+from specbench.errors import NumericalError
 from specbench.methods.base import EngineMethod
 from specbench.results.cells import AUTOREGRESSIVE
 from specbench.results.records import LosslessRecord, RequestRecord
@@ -183,11 +185,24 @@ def is_exact(config: RunConfig) -> bool:
 
 
 def teacher_force(engine: Engine, prompt: list[int], output: list[int]) -> Margins:
-    """What the target says of `output` after `prompt`, in one pass over both."""
+    """What the target says of `output` after `prompt`, in one pass over both.
+
+    Raises
+    ------
+    NumericalError
+        Logits that nothing can be judged by: a NaN is neither above nor below a threshold.
+    """
     below: list[float] = []
     top2: list[float] = []
     largest = 0.0
     for logits, tokens in score(engine, prompt, output):
+        bad = invalid(logits)
+        if bool(bad.any()):
+            raise NumericalError(
+                f"under teacher forcing the target's logits of output token "
+                f"{len(below) + int(bad.long().argmax())} are NaN or infinite; check the weights "
+                "and the dtype"
+            )
         best = logits.topk(2, dim=-1).values
         chosen = logits.gather(-1, tokens[:, None]).squeeze(-1)
         below += (best[:, 0] - chosen).tolist()
