@@ -231,6 +231,7 @@ def _vllm(arm: Arm, method: Vllm, plan: "Plan", folder: Path) -> Any:
         rows=plan.rows,
         max_len=min(room, plan.shape.context_length),
         eos=() if plan.config.ignore_eos else plan.shape.eos_ids,
+        vocabulary=plan.shape.vocab_size,
         dummy=str(plan.config.model).startswith("dummy:"),
         share=plan.residency.shares[arm.name],
     )

@@ -164,7 +164,28 @@ def _served_warnings(cell: Cell) -> list[str]:
         lines.append(f"{preemptions} requests were preempted while decoding: the KV cache is small")
     if any(record.fill_cache_hits for record in served):
         lines.append("prompt tokens came from the prefix cache while filling: TTFT is understated")
-    return lines
+    return lines + (_counter_warnings(cell) if cell.speculative and served else [])
+
+
+def _counter_warnings(cell: Cell) -> list[str]:
+    """Of an engine that speculates: what its counters lack, or where its outputs disagree."""
+    counted = cell.counters
+    if counted is None:
+        return [
+            "its counters of speculation are missing or contradict each other: acceptance rate, "
+            "histogram and acceptance by position are unknown"
+        ]
+    silent = [p for p in cell.passes if p.served is None or p.served.spec_decode is None]
+    if silent or len({record.times.segment for record in cell.requests}) > 1:
+        return []  # the counters are of a part of the requests
+    held = sum(sum(record.committed) - len(record.committed) for record in cell.requests)
+    # drafts behind an end token or the length limit were accepted and never came out
+    if 0 <= counted.accepted_tokens - held <= cell.gamma * len(cell.requests):
+        return []
+    return [
+        f"its counters say {counted.accepted_tokens} accepted drafts, its outputs hold {held}: AL "
+        "is of the outputs; acceptance rate, histogram and positions are of the counters"
+    ]
 
 
 def _figure_warnings(cell: Cell) -> list[str]:

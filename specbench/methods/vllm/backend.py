@@ -10,8 +10,9 @@ from specbench.bench.backend import Backend
 from specbench.engine.generate import Generated, Progress, Request
 from specbench.errors import DataError
 from specbench.methods.vllm.process import VllmError, VllmProcess, interpreter
+from specbench.methods.vllm.said import to_generated, to_served
 from specbench.methods.vllm.session import session_memory
-from specbench.results.records import RequestTimes, ServedRecord, SpecCounters, StepTimes
+from specbench.results.records import ServedRecord
 
 if TYPE_CHECKING:
     from specbench.bench.residency import VllmShare
@@ -42,6 +43,8 @@ class VllmJob:
         Tokens of the longest request, room for drafts included.
     eos : tuple of int
         Tokens that end a request.
+    vocabulary : int
+        Tokens that the model knows.
     dummy : bool
         Random weights.
     share : VllmShare
@@ -54,6 +57,7 @@ class VllmJob:
     rows: int
     max_len: int
     eos: tuple[int, ...]
+    vocabulary: int
     dummy: bool
     share: "VllmShare"
 
@@ -152,7 +156,9 @@ class VllmBackend(Backend):
                     counts.append(event)
                 elif event["event"] == "finished":
                     index = event["index"]
-                    yield _generated(known[index], event, filled[index], segment)
+                    yield to_generated(
+                        known[index], event, filled[index], segment, self.job.vocabulary
+                    )
             finished = True
         finally:
             if not finished:  # vLLM is still at work, or beyond it
@@ -160,7 +166,9 @@ class VllmBackend(Backend):
         tokens = sum(len(request.token_ids) for request in requests)
         # a pass that was killed at its very end is resumed without a request
         self.served = (
-            _served(self._about, counts, tokens, self.method.speculation) if requests else None
+            to_served(self._about, counts, tokens, bool(self.method.speculation))
+            if requests
+            else None
         )
 
     @property
@@ -240,82 +248,3 @@ def _graph_mode(about: Mapping[str, Any], rows: int) -> str:
     if isinstance(largest, int) and tokens > largest:
         return f"{mode}, none beyond {largest} tokens (a full step has {tokens})"
     return mode
-
-
-def _generated(
-    request: Request, event: Mapping[str, Any], filled: Mapping[str, Any], segment: int
-) -> Generated:
-    committed: list[int] = event["committed"]
-    prefill_s: float = filled["seconds"]
-    ended = event["output_ids"][-1:] and event["reason"] == "stop"
-    times = RequestTimes(
-        segment=segment,
-        queue_s=None,
-        reused_tokens=filled["cached"],
-        prefill_s=prefill_s,
-        ttft_s=prefill_s,
-        e2e_s=prefill_s + event["decode_s"],
-        steps=StepTimes(
-            step_s=event["step_s"],
-            draft_s=None,
-            verify_s=None,
-            selection_s=None,
-            sampling_s=None,
-            running=event["running"],
-        ),
-    )
-    return Generated(
-        request=request,
-        output_ids=event["output_ids"],
-        finish_reason="eos" if ended else "length",
-        drafted=None,
-        accepted=[count - 1 for count in committed],
-        committed=committed,
-        times=times,
-    )
-
-
-def _served(
-    about: Mapping[str, Any],
-    counts: Sequence[Mapping[str, Any]],
-    prompt_tokens: int,
-    speculation: Mapping[str, Any],
-) -> ServedRecord:
-    """What vLLM's counters say of a pass: differences, summed over its groups."""
-
-    def moved(name: str) -> Any:
-        values = [_difference(event["before"], event["after"], f"vllm:{name}") for event in counts]
-        known = [value for value in values if value is not None]
-        if not known:
-            return None
-        vector = isinstance(known[0], list)
-        return [sum(column) for column in zip(*known, strict=True)] if vector else sum(known)
-
-    drafts = moved("spec_decode_num_drafts") if speculation else None
-    counters = None
-    if drafts is not None:
-        counters = SpecCounters(
-            num_drafts=drafts,
-            draft_tokens=moved("spec_decode_num_draft_tokens"),
-            accepted_tokens=moved("spec_decode_num_accepted_tokens"),
-            accepted_per_position=moved("spec_decode_num_accepted_tokens_per_pos"),
-        )
-    return ServedRecord(
-        version=f"{about['package']} {about['version']}",
-        settings={k: v for k, v in about.items() if k not in ("package", "version")},
-        prompt_tokens=prompt_tokens,
-        fill_cache_hits=sum(event["fill_hits"] for event in counts),
-        decode_cache_hits=sum(event["decode_hits"] for event in counts),
-        preemptions=moved("num_preemptions"),
-        spec_decode=counters,
-    )
-
-
-def _difference(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> Any:
-    if name not in after:
-        return None
-    new = after[name]
-    if isinstance(new, list):
-        old = before.get(name) or [0] * len(new)
-        return [b - a for a, b in zip(old, new, strict=True)]
-    return new - before.get(name, 0)

@@ -22,6 +22,7 @@ _RESERVED = {
     "dtype": "--dtype",
     "enable_prefix_caching": "nothing: the decode pass needs it on (docs/methodology.md)",
     "no_enable_prefix_caching": "nothing: the decode pass needs it on (docs/methodology.md)",
+    "stream_interval": "nothing: tokens are counted step by step, as they are made",
     "disable_log_stats": "nothing: the counters come from vLLM's statistics",
 }
 _KEY = re.compile(r"[A-Za-z][\w.-]*")
