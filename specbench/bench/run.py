@@ -232,5 +232,5 @@ def run_record(plan: Plan, model: dict[str, Any], argv: Sequence[str]) -> RunRec
         refused=plan.refused,
         arms=[arm.info for arm in plan.arms],
         cells=plan.cells,
-        warnings=[],
+        warnings=[line for workload in plan.workloads for line in workload.warnings],
     )

@@ -43,6 +43,18 @@ class Workload:
         """Prompt and new tokens of the longest request."""
         return max(len(r.token_ids) + r.max_new_tokens for r in self.requests)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader of the figures must know of the prompts."""
+        count = len(self.requests)
+        repeated = count - len({tuple(request.token_ids) for request in self.requests})
+        if not repeated:
+            return []
+        return [
+            f"{self.info.name}: {repeated} of {count} prompts repeat another one: they tell "
+            "nothing new, so that intervals are too narrow"
+        ]
+
 
 def build_workloads(
     config: RunConfig, model: "ModelConfig", tokenizer: Any
