@@ -1,6 +1,8 @@
 """Where the studies live: a journal file, or any database that Optuna can use."""
 
 import json
+import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 JOURNAL = "study.journal"
 IDENTITY = "specbench"
+_TRIES, _TRY_S = 20, 0.1
+# what databases call a table, a type or a row of Optuna's schema that has just come into being
+_MADE_MEANWHILE = re.compile(r"already exists|unique|duplicate", re.IGNORECASE)
 _WAIT_S = {"sqlite": {"timeout": 60}, "postgresql": {"connect_timeout": 10}}
 
 
@@ -52,7 +57,7 @@ def open_storage(location: str | None, folder: Path) -> "tuple[BaseStorage, str]
     options = {"connect_args": _WAIT_S.get(dialect, {}), "pool_pre_ping": True}
     try:
         with storage_errors(name):
-            return optuna.storages.RDBStorage(location, engine_kwargs=options), name
+            return _open_database(location, options), name
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
         raise UsageError(f"--storage {name}: no URL of a database: {_first(error)}") from error
     except ImportError as error:
@@ -60,6 +65,20 @@ def open_storage(location: str | None, folder: Path) -> "tuple[BaseStorage, str]
             f"--storage {name}: its driver is not installed ({_first(error)}); install it, or "
             "name an installed one, as in postgresql+psycopg://"
         ) from error
+
+
+def _open_database(location: str, options: dict[str, Any]) -> "BaseStorage":
+    """Open a database, and make its tables, which another worker may be doing just now."""
+    from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+
+    for left in reversed(range(_TRIES)):
+        try:
+            return optuna.storages.RDBStorage(location, engine_kwargs=options)
+        except (IntegrityError, OperationalError, ProgrammingError) as error:
+            if not left or not _MADE_MEANWHILE.search(str(error.orig)):
+                raise
+            time.sleep(_TRY_S)
+    raise AssertionError("the last try returns or raises")
 
 
 @contextmanager
