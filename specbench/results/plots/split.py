@@ -15,7 +15,7 @@ def draw_split(rows: Sequence[Row]) -> "tuple[Figure, str] | None":
     """A horizontal bar an arm and workload, in milliseconds; None where no split is known."""
     from matplotlib.patches import Patch
 
-    shown = [row for row in rows if row["draft_ms"] is not None]
+    shown = [row for row in rows if row["draft_ms"] is not None and _length(row) > 0]
     if not shown:
         return None
     figure, (axes,) = new_figure(1, 7.6, max(3.2, 1.9 + 0.34 * len(shown)))
@@ -32,7 +32,7 @@ def draw_split(rows: Sequence[Row]) -> "tuple[Figure, str] | None":
     names = [f"{row['series']}, {row['workload']}" if several else row["series"] for row in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.4 * max(sum(row[f"{part}_ms"] for part in PARTS) for row in shown))
+    axes.set_xlim(0, 1.4 * max(map(_length, shown)))
     axes.set_xlabel("ms an iteration")
     axes.set_title("Time of one iteration" + ("" if several else f", {shown[0]['workload']}"))
     axes.grid(axis="x", alpha=0.3)
@@ -47,3 +47,7 @@ def draw_split(rows: Sequence[Row]) -> "tuple[Figure, str] | None":
         legend_below(axes, handles)
     sources = sorted({row["overhead_source"] for row in shown})
     return figure, f"Mean over iterations with the batch full; from {' and '.join(sources)}."
+
+
+def _length(row: Row) -> float:
+    return sum(row[f"{part}_ms"] for part in PARTS)
