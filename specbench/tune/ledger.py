@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ENDED = "WORKER_ENDED"
 DOUBLE = "DOUBLE"
+_NAMELESS_S, _POLL_S = 5.0, 0.02
 MOST_DEATHS = 2
 """A setting during which workers died this often is left failed."""
 
@@ -118,13 +119,12 @@ class Ledger:
         trial = self.study.ask(self._distributions)
         trial.set_user_attr("worker", worker.describe())
         self.beat(trial)
-        rivals = [
-            other.number
-            for other in self._trials()
-            if other.state is TrialState.RUNNING and self._setting(other).key == setting.key
-        ]
-        if min(rivals) < trial.number:
-            self.fail(trial, DOUBLE, "another worker measures the same setting", 0.0)
+        if any(
+            other.state is TrialState.COMPLETE or other.number < trial.number
+            for other in self._others(trial.number)
+            if self._setting(other).key == setting.key
+        ):
+            self.fail(trial, DOUBLE, "another worker measures or measured the same setting", 0.0)
             return None
         return trial
 
@@ -172,9 +172,30 @@ class Ledger:
             self.study.tell(trial.number, state=TrialState.FAIL)
         return len(stale)
 
+    def _others(self, number: int) -> list[FrozenTrial]:
+        """What runs or has ended with a value, once every earlier trial has its setting.
+
+        A trial comes into being before its setting does. One that began earlier goes first, so that
+        it must not be overlooked in between; a worker that died there is not waited for.
+        """
+        deadline = time.monotonic() + _NAMELESS_S
+        while True:
+            trials = self.study.get_trials(
+                deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE)
+            )
+            others = [trial for trial in trials if trial.number != number]
+            whole = [trial for trial in others if self._has_setting(trial)]
+            nameless = any(t.number < number for t in others if not self._has_setting(t))
+            if not nameless or time.monotonic() > deadline:
+                return whole
+            time.sleep(_POLL_S)
+
+    def _has_setting(self, trial: FrozenTrial) -> bool:
+        return len(trial.params) == len(self._distributions)
+
     def _trials(self) -> Sequence[FrozenTrial]:
         trials = self.study.get_trials(deepcopy=False)
-        return [trial for trial in trials if len(trial.params) == len(self._distributions)]
+        return [trial for trial in trials if self._has_setting(trial)]
 
     def _setting(self, trial: FrozenTrial) -> Setting:
         return Setting(trial.params.get(self._budget), trial.params.get("gamma"))

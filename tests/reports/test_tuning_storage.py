@@ -5,12 +5,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from optuna.storages._rdb import models
 
+from specbench.tune import ledger
+from specbench.tune.ledger import Ledger
+from specbench.tune.objective import Scored
 from specbench.tune.sample import Sample
 from specbench.tune.space import Setting
+from specbench.tune.steps import GammaStep
 from specbench.tune.storage import open_storage, open_study
+from specbench.tune.worker import Worker
 from tests.support.cost_model import CostModel, vegas_space
 from tests.support.tuning import Tuned, tune
 
@@ -82,3 +88,48 @@ def test_two_workers_and_a_reader_share_a_database(tmp_path: Path) -> None:
     assert tuned[1].choice == tuned[2].choice
     measured = [r.setting.key for r in tuned[1].rows() if r.status == "PASSED" and r.step > 1]
     assert len(measured) == len(set(measured)), "optuna#2021: a setting was measured twice"
+
+
+def begun() -> tuple[Ledger, Ledger]:
+    """One study as two workers see it."""
+    space, storage = vegas_space(**GRIDS), optuna.storages.InMemoryStorage()
+    step = GammaStep(space, 0.05)
+    first, second = (
+        Ledger(open_study(storage, "s", "maximize", {}), step, space) for _ in range(2)
+    )
+    return first, second
+
+
+def test_a_setting_that_was_measured_meanwhile_is_not_measured_again() -> None:
+    """optuna#2021: between a worker's look and its start the other one began, and was done."""
+    first, second = begun()
+    trial = first.begin(Setting(0.05, 2), Worker())
+    assert trial is not None
+    sample = CostModel(7)(Setting(0.05, 2), 0)
+    first.complete(trial, Scored(1.0, None, (sample,)), 1.0, 0.1)
+    assert second.begin(Setting(0.05, 2), Worker()) is None
+    assert second.begin(Setting(0.05, 0), Worker()) is not None
+    assert len(second.results()) == 1
+
+
+def test_a_trial_without_its_setting_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """optuna#2021: a trial is there before its parameters are; both workers thought to be first."""
+    first, second = begun()
+    early = first.study.ask()
+
+    def give_the_setting(_seconds: float) -> None:
+        first._sampler.values = {"kept_ratio": 0.05, "gamma": 2}
+        for name, distribution in first._distributions.items():
+            early._suggest(name, distribution)
+
+    monkeypatch.setattr(ledger.time, "sleep", give_the_setting)
+    assert second.begin(Setting(0.05, 2), Worker()) is None
+
+
+def test_a_worker_that_died_before_its_setting_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger, "_NAMELESS_S", 0.05)
+    first, second = begun()
+    first.study.ask()
+    assert second.begin(Setting(0.05, 2), Worker()) is not None
