@@ -50,7 +50,8 @@ def steps(method: EngineMethod, sampling: Sampling, spoil: float | None) -> Iter
     for row, ids in enumerate(prompts(7, [40, 70])):
         engine.admit(row, row, ids, 30)
     if spoil is not None:
-        engine.cache.values[:, engine._pages[0]] = spoil
+        pages = engine.batch.block_table[0]
+        engine.cache.values[:, pages[pages > 0]] = spoil
     for _ in range(3):
         yield engine.step()
 
