@@ -30,6 +30,7 @@ def config(**values: object) -> RunConfig:
 
 
 def test_an_eager_arm_beside_captured_ones_is_refused() -> None:
+    """vllm#27325, PR#50488."""
     with pytest.raises(UsageError, match=r"^eager cannot run as a CUDA graph.*--allow-"):
         check_graph_modes([*ARMS, EAGER], config(), torch.bfloat16)
 

@@ -103,6 +103,7 @@ def test_cut_middle_keeps_ends_of_the_text(text: str, share: float) -> None:
 
 
 def test_too_long_items_are_skipped_counted_and_replaced(tokenizer: Any) -> None:
+    """vllm#28699."""
     dataset = get_dataset("aime25")
     rows = [
         {"id": "long", "question": words(300), "answer": 1},

@@ -69,7 +69,7 @@ def test_without_drafts_one_token_is_committed() -> None:
 
 
 def test_eos_inside_accepted_drafts_counts_what_was_committed() -> None:
-    """Five drafts stand and the third is EOS: three are committed, and three count as accepted."""
+    """vllm#56101: five drafts stand, the third is EOS: three are committed, three are accepted."""
     batch = running([10])
     drafts = [[2, 3, EOS, 4, 5]]
     assert commit(batch, drafts, [5], [6]) == [Outcome([2, 3, EOS], 3, True)]

@@ -295,6 +295,7 @@ def test_each_mutant_is_caught(
     check: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """lattice#243."""
     check()
     mutate(monkeypatch)
     with pytest.raises(AssertionError):

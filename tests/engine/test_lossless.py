@@ -327,6 +327,7 @@ def test_float32_is_exact_too(method: EngineMethod, rows: int) -> None:
 
 @pytest.mark.parametrize("method", SOME.values(), ids=SOME.keys())
 def test_a_row_of_a_ragged_batch_equals_its_solo_run(method: EngineMethod) -> None:
+    """transformers PR#32189, MagicDec#3."""
     model = tiny_model(7)
     token_ids = prompts(7, [3, 50, 200])
     together = decode(Engine(model, rows=3, max_len=240), method, token_ids, 30)

@@ -65,3 +65,11 @@ def test_the_first_of_equal_rows(data: st.DataObject) -> None:
 
 def test_a_row_of_nan_equals_none() -> None:
     assert first_of_equal_rows(torch.full((3, 2), torch.nan)) is None
+
+
+def test_rows_of_one_digest_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.zeros(2, dtype=torch.int64))
+    assert first_of_equal_rows(torch.tensor([[1.0, 2.0], [2.0, 1.0]])) is None
+    found = first_of_equal_rows(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]]))
+    assert found is not None
+    assert found.tolist() == [0, 1, 0]

@@ -146,6 +146,7 @@ def test_keys_are_those_of_vllm_bench() -> None:
 
 
 def test_speculation_off_is_null_and_never_zero_or_one() -> None:
+    """vllm#15958."""
     row = simple()[AR]
     spec = [key for key in row if key.startswith("spec_decode") or "acceptance" in key]
     assert len(spec) >= 8
@@ -158,7 +159,7 @@ def test_speculation_off_is_null_and_never_zero_or_one() -> None:
 
 
 def test_eos_inside_the_accepted_prefix_counts_what_was_committed() -> None:
-    """Five drafts accepted, but the third is EOS: three tokens, no bonus."""
+    """vllm#56101: five drafts accepted, but the third is EOS: three tokens, no bonus."""
     run = make_run(prompts=1, batch_size=1, gamma=5, arms=("vegas",))
     request = make_request("vegas", 0, [3], drafted=[5], accepted=[5], running=1)
     row = rows_of(run, [request])["vegas"]
@@ -177,7 +178,7 @@ def test_a_bonus_cut_off_by_the_limit_takes_no_accepted_draft_along() -> None:
 
 @pytest.mark.parametrize("gamma", [0, 3])
 def test_outputs_of_one_token_and_no_drafts(gamma: int) -> None:
-    """No step, no draft: nothing divides by zero, and nothing is invented."""
+    """vllm PR#24322: no step, no draft: nothing divides by zero, and nothing is invented."""
     run = make_run(prompts=1, batch_size=1, gamma=gamma)
     rows = rows_of(run, [make_request(AR, 0, []), make_request("vegas", 0, [])])
     for row in rows.values():
@@ -251,6 +252,7 @@ def test_speedup_over_vllm_and_over_autoregressive() -> None:
 
 
 def test_a_prompt_that_loops_in_one_arm_leaves_every_arm() -> None:
+    """dynamo#12918."""
     run = make_run(prompts=2)
     requests = [
         make_request(AR, 0, [1, 1], step_s=0.1),

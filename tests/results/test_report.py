@@ -324,6 +324,7 @@ def test_eager_arms_on_a_gpu_are_a_warning(tmp_path: Path) -> None:
 
 
 def test_hardly_any_acceptance_is_a_warning(tmp_path: Path) -> None:
+    """sglang#6783."""
     requests = [make_request("vegas", i, [1, 1, 1], drafted=[4, 4, 4]) for i in range(2)]
     folder = fill(tmp_path / "run", make_run(arms=("vegas",)), [make_arm("vegas")], requests)
     assert "vegas on govreport: AL 1.00: the drafts are hardly ever accepted" in (

@@ -68,6 +68,7 @@ def test_a_failing_trial_keeps_its_reason_and_the_study_goes_on(
 
 
 def test_a_value_that_is_no_number_fails() -> None:
+    """optuna#2915."""
     machine = CostModel(1)
 
     def measure(setting: Setting, repeat: int) -> Sample:
@@ -158,6 +159,7 @@ def _work(folder: Path, number: int, together: Any) -> None:
 
 
 def test_two_processes_and_a_reader_share_a_journal(tmp_path: Path) -> None:
+    """optuna#4994, optuna-dashboard#545."""
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(2)
     workers = [context.Process(target=_work, args=(tmp_path, n, together)) for n in (1, 2)]
@@ -215,6 +217,7 @@ def test_a_locked_journal_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_locked_database_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """optuna#820."""
     monkeypatch.setitem(
         __import__("specbench.tune.storage").tune.storage._WAIT_S, "sqlite", {"timeout": 0.1}
     )
