@@ -193,7 +193,7 @@ def test_an_arm_out_of_memory_does_not_end_the_others(
 def test_a_plan_beyond_the_memory_is_refused_with_its_bytes(
     tmp_path: Path, model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbench.bench.plan.available_bytes", lambda device: 100_000)
+    monkeypatch.setattr("specbench.bench.fit.available_bytes", lambda device: 100_000)
     with pytest.raises(OutOfMemoryError, match=r"needs .* MiB .*KV cache .* are free"):
         run(tmp_path / "out", model, prompts)
     assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from specbench.bench import plan as planning
+from specbench.bench import fit
 from specbench.bench.memory import available_bytes
 from specbench.bench.run import INTERRUPTED, run_benchmark
 from specbench.config import build_config
@@ -320,7 +320,7 @@ def test_engines_that_do_not_fit_together_take_turns(
     outputs = records(tmp_path, "requests.jsonl")
     shutil.rmtree(tmp_path / "out")
     assert available_bytes("cpu") is not None
-    monkeypatch.setattr(planning, "available_bytes", lambda device: int(1.8 * 2**30))
+    monkeypatch.setattr(fit, "available_bytes", lambda device: int(1.8 * 2**30))
     status, printed = run(NGRAM, method=("vllm", "vegas"), repeats=2)
     assert "in turns with the other engines" in printed
     assert (status, together[0]) == (0, 0)
