@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -15,6 +14,7 @@ from pydantic import (
 )
 
 from specbench.errors import UsageError
+from specbench.parsing import parse_yaml, shown
 from specbench.registry import unknown
 
 Score = Literal["logit", "weight", "random"]
@@ -36,7 +36,7 @@ class RunConfig(BaseModel):
     `--config` takes; the descriptions are the command line's help.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str | None = Field(
         None, description="Hub id, Hugging Face folder, .gguf file, or dummy:<config>."
@@ -264,6 +264,9 @@ _LISTS = ("method", "dataset", "vllm_arg", "ratios", "gammas", "data", "eval_dat
 _SEQUENCES = ("tree_shape",)
 
 
+_MOST_SHOWN = 5
+
+
 def build_config(values: dict[str, Any], file: Path | None = None) -> RunConfig:
     """The configuration of a run; see `build`."""
     return build(RunConfig, values, file)
@@ -287,20 +290,26 @@ def build(kind: type[C], values: dict[str, Any], file: Path | None = None) -> C:
         An unreadable file, an unknown key (the nearest is suggested), or a value out of range.
     """
     merged = read_yaml(file) if file else {}
-    merged |= {key: value for key, value in values.items() if value is not None}
+    given = {key: value for key, value in values.items() if value is not None}
+    places = {key: f" (in {file})" for key in merged.keys() - given.keys()}
+    merged |= given
     known = list(kind.model_fields)
-    for key in merged:
+    for key, value in merged.items():
         if key not in known:
-            raise unknown("option", key, known)
+            raise UsageError(f"{unknown('option', key, known)}{places.get(key, '')}")
+        _check_plain(key, value, places.get(key, ""))
     for key in (*_LISTS, *_SEQUENCES):
         if isinstance(merged.get(key), str | int | float):
             merged[key] = (merged[key],)
-        if key in _LISTS and isinstance(merged.get(key), list | tuple):
-            merged[key] = tuple(dict.fromkeys(merged[key]))
+        listed = merged.get(key)
+        if key in _LISTS and isinstance(listed, list | tuple):
+            # what cannot be a key is no value of a list either: the model says which
+            hashable = all(isinstance(item, str | int | float) for item in listed)
+            merged[key] = tuple(dict.fromkeys(listed)) if hashable else tuple(listed)
     try:
         return kind(**merged)
     except ValidationError as error:
-        raise UsageError(_explain(error)) from error
+        raise UsageError(_explain(error, places)) from error
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
@@ -312,10 +321,10 @@ def read_yaml(file: Path) -> dict[str, Any]:
         The file is missing, is no YAML, or holds no mapping.
     """
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = parse_yaml(file.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read the configuration {file}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{file} is not valid YAML: {error}") from error
     if content is None:
         return {}
@@ -324,9 +333,30 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in content.items()}
 
 
-def _explain(error: ValidationError) -> str:
+def _check_plain(key: str, value: Any, place: str) -> None:
+    """Refuse text that no path or file takes, and integers that no size can be."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            _check_plain(key, item, place)
+    option = f"--{key.replace('_', '-')}"
+    if isinstance(value, str) and ("\0" in value or not _encodes(value)):
+        raise UsageError(f"{option} {shown(value)}: not a text that a file can hold{place}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise UsageError(f"{option} {shown(value)}: beyond the range of 64 bits{place}")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _explain(error: ValidationError, places: dict[str, str]) -> str:
     lines = []
-    for item in error.errors():
+    for item in error.errors()[:_MOST_SHOWN]:
         name = str(item["loc"][0]) if item["loc"] else "?"
-        lines.append(f"--{name.replace('_', '-')} {item['input']!r}: {item['msg'].lower()}")
-    return "; ".join(lines)
+        lines.append(f"--{name.replace('_', '-')} {shown(item['input'])}: {item['msg'].lower()}{places.get(name, '')}")
+    more = error.error_count() - len(lines)
+    return "; ".join(lines) + (f"; and {more} more" if more > 0 else "")

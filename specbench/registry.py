@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from specbench.errors import UsageError
+from specbench.parsing import shown
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ def suggestion(name: str | None) -> str:
 def unknown(kind: str, name: str, known: list[str]) -> UsageError:
     """The error for a name that is not among `known`, with the nearest one suggested."""
     hint = suggestion(nearest(name, known))
-    return UsageError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
+    return UsageError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(known)}.")
 
 
 class Registry(Generic[T]):

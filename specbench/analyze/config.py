@@ -23,7 +23,7 @@ def _as_in_run(name: str) -> Any:
 class AnalyzeConfig(BaseModel):
     """The options of `specbench analyze vegas`. `None` means: chosen for the machine or dataset."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str | None = _as_in_run("model")
     dataset: tuple[str, ...] = Field(

@@ -12,6 +12,7 @@ _INTEGER = re.compile(r"[+-]?\d+")
 # The hub gives one answer in degrees: 336^\circ.
 _FORMATTING = re.compile(r"\^\{?\\circ\}?|°|\\(?:text|mathrm|mathbf|left|right|[,;:!])|[\s{}$,]")
 
+_MOST_DIGITS = 40
 TAIL = "\n\nReason step by step, and put your final answer within \\boxed{}."
 
 
@@ -65,4 +66,4 @@ def last_boxed(text: str) -> str | None:
 
 def _integer(text: str) -> int | None:
     bare = _FORMATTING.sub("", text).removesuffix(".0").removesuffix(".")
-    return int(bare) if _INTEGER.fullmatch(bare) else None
+    return int(bare) if len(bare) <= _MOST_DIGITS and _INTEGER.fullmatch(bare) else None

@@ -1,13 +1,19 @@
 """What a dataset is: rows brought to one shape, a prompt in parts, a reference and a score."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from specbench.errors import DataError
+from specbench.parsing import is_plain, shown
 
 Message = dict[str, str]
+
+_TOO_LARGE = 10**300
+_LONGEST_ID = 1000
+_LONGEST_NAME, _MOST_NAMES = 60, 30
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class Dataset(ABC):
         """The row's own id, or the dataset's name and the row's number."""
         for field in self.id_fields:
             if row.get(field) not in (None, ""):
-                return str(row[field])
+                return id_text(row, field)
         return f"{self.name}-{index}"
 
     @abstractmethod
@@ -143,13 +149,51 @@ def text_field(row: Mapping[str, Any], names: tuple[str, ...]) -> str:
         if name not in row:
             continue
         value = row[name]
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return str(value)
+        if is_plain(value, (int, float)):
+            return number_text(row, name)
         if not isinstance(value, str):
             raise DataError(f"field {name!r} must be text, not {type(value).__name__}")
         if not value.strip():
             raise DataError(f"field {name!r} is empty")
         return value
     wanted = " or ".join(repr(name) for name in names)
-    present = ", ".join(map(str, row)) or "none"
-    raise DataError(f"no field {wanted}; the fields present are: {present}")
+    raise DataError(f"no field {wanted}; the fields present are: {field_names(row)}")
+
+
+def number_text(row: Mapping[str, Any], name: str) -> str:
+    """The text of the number that `row` holds under `name`.
+
+    Raises
+    ------
+    DataError
+        It is not finite, or an integer that nobody writes.
+    """
+    value = row[name]
+    if isinstance(value, float) and not math.isfinite(value) or abs(value) >= _TOO_LARGE:
+        raise DataError(f"field {name!r} is {shown(value)}, not a number to read")
+    return str(value)
+
+
+def id_text(row: Mapping[str, Any], name: str) -> str:
+    """The id that `row` holds under `name`.
+
+    Raises
+    ------
+    DataError
+        It is neither a text nor a number.
+    """
+    value = row[name]
+    if is_plain(value, (int, float)):
+        return number_text(row, name)
+    if not isinstance(value, str):
+        raise DataError(f"field {name!r} must be a text or a number, not {type(value).__name__}")
+    if len(value) > _LONGEST_ID:
+        raise DataError(f"field {name!r} has {len(value):,} characters, more than any id")
+    return value
+
+
+def field_names(row: Mapping[str, Any]) -> str:
+    """The names of a row's fields, for messages."""
+    names = [str(name)[:_LONGEST_NAME] for name in list(row)[:_MOST_NAMES]]
+    more = [f"and {len(row) - len(names)} more"] if len(row) > len(names) else []
+    return ", ".join(names + more) or "none"

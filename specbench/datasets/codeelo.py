@@ -1,12 +1,14 @@
 """CodeElo: programming problems of contests, judged online."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from specbench.datasets.base import Dataset, Item, PromptParts
+from specbench.datasets.base import Dataset, Item, PromptParts, field_names
 from specbench.datasets.plain_text import html_to_text
 from specbench.errors import DataError
+from specbench.parsing import shown
 
 HEAD = (
     "Solve the following programming problem. The program reads from standard input and writes to "
@@ -90,16 +92,22 @@ def _number(row: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"field {name!r} is {value!r}, not a number") from error
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"field {name!r} is {shown(value)}, not a number") from error
+    if not math.isfinite(number):
+        raise DataError(f"field {name!r} is {shown(value)}, not a number")
+    return number
 
 
 def _examples(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     if "examples" not in row:
-        raise DataError(f"no field 'examples'; the fields present are: {', '.join(row)}")
+        raise DataError(f"no field 'examples'; the fields present are: {field_names(row)}")
+    examples = row["examples"]
+    if examples is not None and not isinstance(examples, Sequence):
+        raise DataError(f"field 'examples' must be a list, not {type(examples).__name__}")
     pairs = []
-    for number, example in enumerate(row["examples"] or ()):
+    for number, example in enumerate(examples or ()):
         if isinstance(example, Mapping):
             example = [example.get("input"), example.get("output")]
         match example:

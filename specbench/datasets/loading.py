@@ -1,6 +1,5 @@
 """Items of a dataset from the hub, a local file or folder, or the built-in sample."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +8,14 @@ from typing import Any
 from specbench.datasets.base import Dataset, Item
 from specbench.datasets.prompt_file import PromptFile
 from specbench.errors import DataError, UsageError
+from specbench.parsing import parse_json
 from specbench.registry import nearest, suggestion
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 _METADATA_FILES = ("dataset_info.json", "dataset_infos.json", "state.json")
 SAMPLE_ITEMS = 16
+# text is packed to a hundredth at the very best
+_MOST_COMPRESSED = 1000
 
 Located = tuple[str, Any]
 
@@ -135,6 +137,7 @@ def _choose_files(dataset: Dataset, folder: Path) -> list[Path]:
         file
         for file in folder.rglob("*")
         if file.suffix.lower() in SUFFIXES
+        and file.is_file()
         and file.name not in _METADATA_FILES
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
@@ -165,18 +168,17 @@ def _jsonl_rows(file: Path, text: str) -> Iterator[Located]:
         if not line.strip():
             continue
         try:
-            yield f"{file} line {number}", json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{file} line {number} is not valid JSON: {error.msg} at column {error.colno}"
-            ) from error
+            row = parse_json(line, finite=False)
+        except ValueError as error:
+            raise DataError(f"{file} line {number} is not valid JSON: {error}") from error
+        yield f"{file} line {number}", row
 
 
 def _json_rows(file: Path, text: str) -> Iterator[Located]:
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file} line {error.lineno} is not valid JSON: {error.msg}") from error
+        content = parse_json(text, finite=False)
+    except ValueError as error:
+        raise DataError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, list):
         raise DataError(f"{file} must hold a list of rows, not {type(content).__name__}")
     for number, row in enumerate(content):
@@ -188,8 +190,18 @@ def _parquet_rows(file: Path) -> Iterator[Located]:
     from pyarrow import parquet
 
     try:
-        rows = parquet.read_table(file).to_pylist()
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{file} is not a valid Parquet file: {error}") from error
+        with parquet.ParquetFile(file) as opened:
+            groups = [opened.metadata.row_group(i) for i in range(opened.num_row_groups)]
+            size = sum(group.total_byte_size for group in groups)
+            if size > _MOST_COMPRESSED * file.stat().st_size:
+                raise DataError(
+                    f"{file} states {size:,} bytes of rows, more than its {file.stat().st_size:,} "
+                    "bytes can hold"
+                )
+            rows = opened.read().to_pylist()
+    # what Arrow raises of damaged files, and Python of values that it has no type for
+    except (pa.ArrowException, ValueError, OverflowError, MemoryError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        raise DataError(f"{file} is not a valid Parquet file: {reason}") from error
     for number, row in enumerate(rows):
         yield f"{file} row {number}", row

@@ -13,10 +13,12 @@ _INLINE = frozenset(
 )  # fmt: skip
 _HIDDEN = frozenset(("script", "style"))
 # Attributes need a value: "a<b and c>d" is a comparison, not a tag.
-_ATTRIBUTES = r"(?:\s+[\w-]+\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'<>]+))*"
+_ATTRIBUTES = r"(?:\s+[\w-]+\s*=\s*(?:\"[^\"<]*\"|'[^'<]*'|[^\s\"'<>]+))*"
 _TAG = re.compile(
     rf"</?(?:{'|'.join(sorted(_BLOCKS | _INLINE | _HIDDEN))}){_ATTRIBUTES}\s*/?>", re.IGNORECASE
 )
+# Any whole tag; no < within it, so that looking for one costs no more than its own length.
+_WHOLE_TAG = re.compile(r"""</?[a-zA-Z][^<>"']*(?:"[^"<]*"[^<>"']*|'[^'<]*'[^<>"']*)*>""")
 _ENTITY = re.compile(r"&(?:[a-zA-Z]+|#\d+|#x[0-9a-fA-F]+);")
 
 
@@ -31,11 +33,32 @@ def html_to_text(text: str) -> str:
     if not (_TAG.search(text) or _ENTITY.search(text)):
         return text.strip()
     parser = _Parser()
-    parser.feed(text)
+    parser.feed(_whole_tags(text))
     parser.close()
     plain = "".join(parser.pieces)
     plain = re.sub(r"[ \t]*\n[ \t]*(?=\n)", "\n", plain)
     return re.sub(r"\n{3,}", "\n\n", plain).strip()
+
+
+def _whole_tags(text: str) -> str:
+    """`text` with every < that begins no whole tag written out, and without comments.
+
+    On begun tags, comments and declarations the parser's time grows with the square of the text.
+    """
+    pieces: list[str] = []
+    at, commented = 0, True
+    while (start := text.find("<", at)) >= 0:
+        pieces.append(text[at:start])
+        if commented and text.startswith("<!--", start):
+            end = text.find("-->", start + 4)
+            if end >= 0:
+                at = end + 3
+                continue
+            commented = False
+        tag = _WHOLE_TAG.match(text, start)
+        pieces.append(tag[0] if tag else "&lt;")
+        at = tag.end() if tag else start + 1
+    return "".join([*pieces, text[at:]])
 
 
 class _Parser(HTMLParser):

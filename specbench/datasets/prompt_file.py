@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specbench.datasets.base import Dataset, Item, Message, PromptParts, text_field
+from specbench.datasets.base import Dataset, Item, Message, PromptParts, field_names, id_text, text_field
 from specbench.errors import DataError
+from specbench.parsing import shown
 
 FORMS = ("prompt", "messages", "token_ids")
 
@@ -26,7 +27,7 @@ class PromptFile(Dataset):
         """See `Dataset.normalise`; a row must hold exactly one of the three forms."""
         forms = [form for form in FORMS if form in row]
         if len(forms) != 1:
-            found = " and ".join(forms) or f"none (fields: {', '.join(map(str, row)) or 'none'})"
+            found = " and ".join(forms) or f"none (fields: {field_names(row)})"
             raise DataError(f"a row needs exactly one of {', '.join(FORMS)}; found {found}")
         form = forms[0]
         check = {"prompt": _prompt, "messages": _messages, "token_ids": _token_ids}[form]
@@ -34,8 +35,7 @@ class PromptFile(Dataset):
 
     def item_id(self, row: Mapping[str, Any], index: int) -> str:
         """The row's own id, or its number."""
-        value = row.get("id")
-        return str(index) if value in (None, "") else str(value)
+        return str(index) if row.get("id") in (None, "") else id_text(row, "id")
 
     def parts(self, item: Item, *, cot: bool) -> PromptParts:
         """The prompt as it stands, without an instruction of ours."""
@@ -79,5 +79,5 @@ def _token_ids(row: Mapping[str, Any]) -> tuple[int, ...]:
         raise DataError("field 'token_ids' must be a list of integers that is not empty")
     for value in ids:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise DataError(f"field 'token_ids' holds {value!r}, which is no token id")
+            raise DataError(f"field 'token_ids' holds {shown(value)}, which is no token id")
     return tuple(ids)

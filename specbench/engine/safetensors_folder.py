@@ -1,6 +1,5 @@
 """Hugging Face folders: JSON files and safetensors weights, in one file or in shards."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor
 from specbench.engine.hub import download
 from specbench.engine.source import Source
 from specbench.errors import DataError
+from specbench.parsing import parse_json
 
 
 def weight_files(source: Source) -> list[Path]:
@@ -74,7 +74,7 @@ def read_json(file: Path) -> dict[str, Any]:
         The file cannot be read or holds something else.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_bytes(), finite=False)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {file.parent.name}/{file.name}: {error}") from error
     if not isinstance(content, dict):

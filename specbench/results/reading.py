@@ -1,6 +1,5 @@
 """Reading a run's folder back, with a word on every line that cannot be read."""
 
-import json
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from specbench.errors import DataError, UsageError
+from specbench.parsing import parse_json
 from specbench.results.migration import upgrade
 from specbench.results.records import (
     ArmRecord,
@@ -81,7 +81,7 @@ def read_run(folder: Path) -> RunRecord:
     """The `run.json` of `folder`."""
     path = folder / RUN
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except OSError as error:
         raise UsageError(f"{folder} holds no run: cannot read {RUN}: {error.strerror}") from error
     except ValueError as error:
@@ -168,7 +168,7 @@ def _read_lines(path: Path, kind: type[R]) -> list[tuple[int, R]]:
             break
         where = f"{path} line {number}"
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError as error:
             raise DataError(f"{where} is not valid JSON: {error}; remove or restore it") from error
         records.append((number, _parse(value, kind, where)))
@@ -192,7 +192,7 @@ def _last_line(content: bytes) -> int:
 
 def _is_json(line: bytes) -> bool:
     try:
-        json.loads(line)
+        parse_json(line)
     except ValueError:
         return False
     return True

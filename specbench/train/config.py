@@ -20,7 +20,7 @@ FREE = ("output", "resume", "encode_only", "max_minutes", "save_every", "threads
 class TrainConfig(BaseModel):
     """The options of `specbench train longspec`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: str | None = Field(
         None, description="Target: hub id, Hugging Face folder, .gguf file, or dummy:<config>."

@@ -1,7 +1,6 @@
 """Encoded text on disk, and rows of it."""
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench.errors import DataError
+from specbench.parsing import parse_json
 from specbench.train.loss import IGNORED
 
 RECORD = "tokens.json"
@@ -84,7 +84,7 @@ def read_corpus(folder: Path, identity: dict[str, Any], separator: int) -> Corpu
     if not (folder / RECORD).is_file():
         return None
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = parse_json((folder / RECORD).read_bytes())
     except ValueError:
         return None
     if record.get("identity") != identity:

@@ -1,11 +1,11 @@
 """Documents of a training: any folder or file of text or JSONL, or a dataset of the hub."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from specbench.errors import DataError, UsageError
+from specbench.parsing import parse_json
 
 HUB = "hub:"
 _ROWS = (".jsonl", ".ndjson")
@@ -83,11 +83,9 @@ def _rows(file: Path, content: str, field: str) -> Iterator[str]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{file} line {number} is not valid JSON: {error.msg} at column {error.colno}"
-            ) from error
+            row = parse_json(line, finite=False)
+        except ValueError as error:
+            raise DataError(f"{file} line {number} is not valid JSON: {error}") from error
         yield _text(row, field, f"{file} line {number}")
 
 

@@ -153,7 +153,7 @@ def test_empty_file(tmp_path: Path, content: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", b'[{"question":\n1,}]', r"a\.json line 2 is not valid JSON"),
+        ("a.json", b'[{"question":\n1,}]', r"a\.json is not valid JSON: .* at line 2, column 3"),
         ("a.json", b'{"rows": []}', "must hold a list of rows, not dict"),
         ("a.jsonl", b'{"question": "\xff"}', "not UTF-8"),
         ("a.parquet", b"PAR1 but no more", "not a valid Parquet file"),
