@@ -12,6 +12,7 @@ from specbench.engine.hf_config import ARCHITECTURES, from_hf, unsupported_archi
 from specbench.engine.model_config import ModelConfig
 from specbench.engine.rope_scaling import RopeScaling
 from specbench.errors import DataError
+from specbench.parsing import is_plain, shown
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 TIED_TOLERANCE = 0.1
@@ -33,8 +34,11 @@ def gguf_config(path: Path, name: str) -> ModelConfig:
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     architecture = str(value_of(reader, "general.architecture"))
     if architecture not in ARCHITECTURES.values():
-        raise unsupported_architecture(name, repr(architecture))
+        raise unsupported_architecture(name, shown(architecture))
     _refuse_unsupported(reader, architecture, name)
+    for matrix in ("token_embd.weight", "output.weight"):
+        if matrix in tensors and len(tensors[matrix].shape) != 2:
+            raise DataError(f"{name}: the tensor {matrix} is no matrix")
     if "token_embd.weight" not in tensors:
         raise DataError(f"{name}: the file has no tensor token_embd.weight")
 
@@ -44,8 +48,9 @@ def gguf_config(path: Path, name: str) -> ModelConfig:
     head_dim = get("attention.key_length")
     if head_dim is None and architecture == "llama":
         head_dim = get("rope.dimension_count")
-    if head_dim is None and isinstance(get("attention.head_count"), int):
-        head_dim = (get("embedding_length") or 0) // get("attention.head_count")
+    heads, width = get("attention.head_count"), get("embedding_length")
+    if head_dim is None and is_plain(heads, int) and is_plain(width, int) and heads > 0:
+        head_dim = width // heads
     values = {
         "model_type": architecture,
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
@@ -70,7 +75,7 @@ def gguf_config(path: Path, name: str) -> ModelConfig:
     )
     if get("rope.dimension_count") not in (None, config.head_dim):
         raise DataError(
-            f"{name}: RoPE over {get('rope.dimension_count')} of {config.head_dim} dimensions is "
+            f"{name}: RoPE over {shown(get('rope.dimension_count'))} of {config.head_dim} dimensions is "
             "not supported"
         )
     if ROPE_FACTORS in tensors:
@@ -79,19 +84,19 @@ def gguf_config(path: Path, name: str) -> ModelConfig:
 
 
 def _refuse_unsupported(reader: GGUFReader, architecture: str, name: str) -> None:
-    parts = value_of(reader, "split.count") or 1
-    if parts > 1:
+    parts = value_of(reader, "split.count")
+    if parts not in (None, 0, 1):
         raise DataError(
-            f"{name} is one of {parts} parts: join them first (llama-gguf-split --merge)"
+            f"{name} is one of {shown(parts)} parts: join them first (llama-gguf-split --merge)"
         )
     experts = value_of(reader, f"{architecture}.expert_count")
     if experts:
-        raise DataError(f"{name}: mixture-of-experts models are not supported ({experts} experts)")
+        raise DataError(f"{name}: mixture-of-experts models are not supported ({shown(experts)} experts)")
     if value_of(reader, f"{architecture}.attention.sliding_window"):
         raise DataError(f"{name}: sliding-window attention is not supported")
     factor = value_of(reader, f"{architecture}.rope.scaling.attn_factor")
     if factor not in (None, 1.0):
-        raise DataError(f"{name}: a RoPE attention factor of {factor} is not supported in GGUF")
+        raise DataError(f"{name}: a RoPE attention factor of {shown(factor)} is not supported in GGUF")
 
 
 def _rope_scaling(reader: GGUFReader, architecture: str) -> dict[str, Any] | None:
@@ -109,7 +114,8 @@ def _rope_scaling(reader: GGUFReader, architecture: str) -> dict[str, Any] | Non
 
 def _stored_factors(tensor: ReaderTensor, config: ModelConfig) -> RopeScaling | None:
     factors = dequantised(tensor, tensor.data, config.name).reshape(-1)
-    if factors.size != config.head_dim // 2 or not (factors > 0).all():
+    fine = np.isfinite(factors).all() and (factors > 0).all()
+    if factors.size != config.head_dim // 2 or not fine:
         raise DataError(
             f"{config.name}: {ROPE_FACTORS} must hold {config.head_dim // 2} positive factors"
         )
@@ -143,6 +149,8 @@ def _is_tied(tensors: dict[str, ReaderTensor]) -> bool:
 
 def _eos_ids(reader: GGUFReader) -> list[int]:
     stated = (value_of(reader, f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot"))
-    found = [int(token) for token in stated if token is not None]
-    vocabulary = value_of(reader, "tokenizer.ggml.tokens") or []
+    found = [token for token in stated if token is not None]
+    vocabulary = value_of(reader, "tokenizer.ggml.tokens")
+    if not isinstance(vocabulary, list):
+        return found
     return found + [vocabulary.index(token) for token in END_TOKENS if token in vocabulary]

@@ -12,6 +12,7 @@ from gguf import GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from torch import Tensor
 
+from specbench.engine.gguf_header import check_header
 from specbench.engine.model_config import ModelConfig
 from specbench.engine.weights import EMBED, HEAD
 from specbench.errors import DataError
@@ -40,14 +41,15 @@ def open_gguf(path: Path) -> GGUFReader:
     Raises
     ------
     DataError
-        The file cannot be read, is no GGUF file, or is cut off.
+        The file cannot be read, is no GGUF file, or is cut off; or a number in its header is not
+        borne out by its size.
     """
     try:
         stat = path.stat()
         return _read(path, stat.st_size, stat.st_mtime_ns)
     except OSError as error:
         raise DataError(f"cannot read {path.name}: {error.strerror}") from error
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
+    except (ValueError, IndexError, KeyError, OverflowError, RuntimeError) as error:
         raise DataError(
             f"{path.name} is not a readable GGUF file (damaged or cut off?): {error}"
         ) from error
@@ -55,6 +57,7 @@ def open_gguf(path: Path) -> GGUFReader:
 
 @lru_cache(maxsize=1)
 def _read(path: Path, size: int, modified: int) -> GGUFReader:
+    check_header(path)
     return GGUFReader(path)
 
 

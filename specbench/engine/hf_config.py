@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
-from specbench.engine.model_config import ModelConfig
+from specbench.engine.model_config import LARGEST_SIZE, ModelConfig
 from specbench.engine.rope_scaling import parse_rope, rope_to_hf
 from specbench.errors import DataError
+from specbench.parsing import is_plain, shown
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -41,12 +42,12 @@ def from_hf(
     for key in _REQUIRED:
         if config.get(key) is None:
             raise DataError(f"{name}: the model's configuration lacks {key!r}")
-        if not isinstance(config[key], int) or config[key] < 1:
-            raise DataError(f"{name}: {key} must be a positive integer, not {config[key]!r}")
+        if not is_plain(config[key], int) or config[key] < 1:
+            raise DataError(f"{name}: {key} must be a positive integer, not {shown(config[key])}")
     theta, scaling = parse_rope(config, name)
     eps = config.get("rms_norm_eps", 1e-6)
-    if not isinstance(eps, int | float) or not eps > 0:
-        raise DataError(f"{name}: rms_norm_eps must be a positive number, not {eps!r}")
+    if not is_plain(eps, (int, float)) or not 0 < eps < 1:
+        raise DataError(f"{name}: rms_norm_eps must be between 0 and 1, not {shown(eps)}")
     heads = config["num_attention_heads"]
     bias = bool(config.get("attention_bias", False))
     default_head_dim = 128 if architecture == "qwen3" else config["hidden_size"] // heads
@@ -69,7 +70,7 @@ def from_hf(
         o_bias=architecture != "qwen2" and bias,
         mlp_bias=architecture == "llama" and bool(config.get("mlp_bias", False)),
         qk_norm=architecture == "qwen3",
-        eos_ids=_eos_ids(config, generation_config or {}),
+        eos_ids=_eos_ids(name, config, generation_config or {}),
     )
 
 
@@ -117,13 +118,15 @@ _REQUIRED = (
 
 def _architecture(config: dict[str, Any], name: str) -> str:
     declared = config.get("architectures") or []
+    if not isinstance(declared, list):
+        raise DataError(f"{name}: architectures must be a list of names, not {shown(declared)}")
     for architecture in declared:
-        if architecture in ARCHITECTURES:
+        if isinstance(architecture, str) and architecture in ARCHITECTURES:
             return ARCHITECTURES[architecture]
     model_type = config.get("model_type")
     if not declared and model_type in ARCHITECTURES.values():
         return str(model_type)
-    raise unsupported_architecture(name, repr(declared[0] if declared else model_type))
+    raise unsupported_architecture(name, shown(declared[0] if declared else model_type))
 
 
 def unsupported_architecture(name: str, found: str) -> DataError:
@@ -137,24 +140,33 @@ def unsupported_architecture(name: str, found: str) -> DataError:
 def _refuse_unsupported(config: dict[str, Any], name: str) -> None:
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
-        raise DataError(f"{name}: the activation {activation!r} is not supported, only 'silu'")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
         raise DataError(
-            f"{name}: weights quantised with {method!r} are not supported; use the unquantised "
+            f"{name}: the activation {shown(activation)} is not supported, only 'silu'"
+        )
+    quantised = config.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise DataError(
+            f"{name}: weights quantised with {shown(method or 'unknown')} are not supported; use the unquantised "
             "model or a GGUF file"
         )
-    sliding = "sliding_attention" in (config.get("layer_types") or [])
+    kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise DataError(f"{name}: layer_types must be a list, not {shown(kinds)}")
+    sliding = "sliding_attention" in kinds
     if config.get("use_sliding_window") or sliding:
         raise DataError(f"{name}: sliding-window attention is not supported")
     experts = config.get("num_experts") or config.get("num_local_experts")
     if experts:
-        raise DataError(f"{name}: mixture-of-experts models are not supported ({experts} experts)")
+        raise DataError(f"{name}: mixture-of-experts models are not supported ({shown(experts)} experts)")
 
 
-def _eos_ids(*configs: dict[str, Any]) -> tuple[int, ...]:
+def _eos_ids(name: str, *configs: dict[str, Any]) -> tuple[int, ...]:
     found: list[int] = []
     for config in configs:
         value = config.get("eos_token_id")
         found += value if isinstance(value, list) else [] if value is None else [value]
+    for token in found:
+        if not is_plain(token, int) or not 0 <= token <= LARGEST_SIZE:
+            raise DataError(f"{name}: eos_token_id must be a token id, not {shown(token)}")
     return tuple(dict.fromkeys(found))

@@ -13,11 +13,11 @@ from specbench.engine.hf_config import from_hf
 from specbench.engine.model import Transformer
 from specbench.engine.model_config import ModelConfig
 from specbench.engine.provenance import provenance
-from specbench.engine.safetensors_folder import read_json, safetensors_tensors
+from specbench.engine.safetensors_folder import read_json, safetensors_tensors, weight_files
 from specbench.engine.source import Source, locate
 from specbench.engine.tokenizer import tokenizer_of
 from specbench.engine.weights import fill
-from specbench.errors import OutOfMemoryError
+from specbench.errors import DataError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,6 +109,8 @@ def load_model(
     source = locate(spec or default_model(str(device)), revision)
     config = config_of(source, rope_scaling)
     tokenizer = tokenizer_of(source)
+    if source.kind != "dummy":
+        check_stored(source, config)
     try:
         model = Transformer(config, max_len, dtype, device)
         if source.kind == "dummy":
@@ -125,6 +127,23 @@ def load_model(
             f"{str(dtype).removeprefix('torch.')}, which {device} does not have"
         ) from error
     return LoadedModel(model, config, tokenizer, provenance(source, config, seed))
+
+
+def check_stored(source: Source, config: ModelConfig) -> None:
+    """Refuse a configuration whose model could not be in the files, before memory is taken for it.
+
+    Raises
+    ------
+    DataError
+        The files hold fewer bits than weights.
+    """
+    files = [source.root] if source.kind == "gguf" else weight_files(source)
+    size = sum(file.stat().st_size for file in files)
+    if config.parameter_count() > 8 * size:
+        raise DataError(
+            f"{config.name}: its configuration asks for {config.parameter_count():,} weights, and "
+            f"its files have {size:,} bytes"
+        )
 
 
 def config_of(source: Source, rope_scaling: str | None) -> ModelConfig:

@@ -6,6 +6,10 @@ import torch
 
 from specbench.engine.rope_scaling import RopeScaling, parse_override
 from specbench.errors import ContextTooLongError, DataError
+from specbench.parsing import is_plain, shown
+
+LARGEST_SIZE = 2**31 - 1
+MOST_LAYERS = 4096
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in _SIZES:
             value = getattr(self, field)
-            if not isinstance(value, int) or value < 1:
-                raise DataError(f"{self.name}: {field} must be a positive integer, not {value!r}")
+            if not is_plain(value, int) or not 1 <= value <= LARGEST_SIZE:
+                raise DataError(
+                    f"{self.name}: {field} must be a positive integer, not {shown(value)}"
+                )
+        if self.num_layers > MOST_LAYERS:
+            raise DataError(f"{self.name}: {self.num_layers:,} layers are more than any model has")
         if self.num_heads % self.num_kv_heads:
             raise DataError(
                 f"{self.name}: {self.num_heads} query heads cannot share {self.num_kv_heads} "

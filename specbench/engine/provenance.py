@@ -9,6 +9,7 @@ from specbench.engine.dummy import SHAPES
 from specbench.engine.model_config import ModelConfig
 from specbench.engine.safetensors_folder import read_json, weight_files
 from specbench.engine.source import Source
+from specbench.errors import DataError
 
 
 def provenance(source: Source, config: ModelConfig, seed: int) -> dict[str, Any]:
@@ -44,7 +45,13 @@ def provenance(source: Source, config: ModelConfig, seed: int) -> dict[str, Any]
 
 
 def checksum(source: Source, seed: int) -> str:
-    """What tells a checkpoint from others, without reading all of its weights."""
+    """What tells a checkpoint from others, without reading all of its weights.
+
+    Raises
+    ------
+    DataError
+        Weights that are missing, or of a format that cannot be.
+    """
     digest = hashlib.sha256()
     if source.kind == "dummy":
         shape = SHAPES[source.shape] if source.shape else read_json(source.root / "config.json")
@@ -59,6 +66,11 @@ def checksum(source: Source, seed: int) -> str:
     for file in weight_files(source):
         with file.open("rb") as content:
             header = 8 + int.from_bytes(content.read(8), "little")
+        if header > file.stat().st_size:
+            raise DataError(
+                f"{source.label}: {file.name} is not a readable safetensors file: its header would "
+                f"have {header:,} bytes of {file.stat().st_size:,}"
+            )
         _add_file(digest, file, header)
     return digest.hexdigest()
 

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from specbench.errors import DataError, UsageError
+from specbench.parsing import is_plain, shown
 
 SCALING_TYPES = ("linear", "dynamic", "yarn", "llama3")
 OVERRIDES = ("linear", "dynamic", "yarn")
+_LARGEST = 1e12
+_LARGEST_FACTOR = 1024
 
 
 @dataclass(frozen=True)
@@ -67,19 +70,22 @@ def parse_rope(config: dict[str, Any], name: str) -> tuple[float, RopeScaling | 
         A scaling type or a partial rotary embedding that the engine does not have, or a parameter
         that is missing or no number.
     """
-    values = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise DataError(f"{name}: RoPE parameters must be an object, not {shown(given)}")
+    values = dict(given)
     if any(isinstance(value, dict) for value in values.values()):
         raise DataError(f"{name}: RoPE parameters that differ between layers are not supported")
     theta = _number(values.get("rope_theta", config.get("rope_theta", 10000.0)), "rope_theta", name)
     partial = values.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
-        raise DataError(f"{name}: partial_rotary_factor {partial} is not supported, only 1")
+        raise DataError(f"{name}: partial_rotary_factor {shown(partial)} is not supported, only 1")
     kind = values.get("rope_type") or values.get("type") or "default"
     if kind == "default":
         return theta, None
     if kind not in SCALING_TYPES:
         raise DataError(
-            f"{name}: RoPE scaling {kind!r} is not supported. Supported: default, "
+            f"{name}: RoPE scaling {shown(kind)} is not supported. Supported: default, "
             f"{', '.join(SCALING_TYPES)}."
         )
     return theta, _scaling(kind, values, config, name)
@@ -145,7 +151,7 @@ def parse_override(
         original = int(rest[1]) if len(rest) == 2 else None
     except ValueError as error:
         raise UsageError(f"--rope-scaling {text!r}: {error}") from error
-    if not 1 <= factor <= 1024 or (original is not None and original < 1):
+    if not 1 <= factor <= _LARGEST_FACTOR or (original is not None and original < 1):
         raise UsageError(f"--rope-scaling {text!r}: the factor must be between 1 and 1024")
     if present is not None and present.type == "llama3":
         raise UsageError(
@@ -163,7 +169,10 @@ def _scaling(kind: str, values: dict[str, Any], config: dict[str, Any], name: st
     if kind in ("yarn", "llama3"):
         given = config.get("original_max_position_embeddings")
         given = given or values.get("original_max_position_embeddings")
-        original = int(_number(given or max_position, "original_max_position_embeddings", name))
+        key = "original_max_position_embeddings"
+        original = int(_number(given or max_position, key, name))
+        if original < 1:
+            raise DataError(f"{name}: RoPE parameter {key} must be at least 1, not {shown(given)}")
     factor = values.get("factor")
     if factor is None and kind == "yarn":
         factor = max_position / original
@@ -175,9 +184,12 @@ def _scaling(kind: str, values: dict[str, Any], config: dict[str, Any], name: st
     if kind == "llama3":
         for key in ("low_freq_factor", "high_freq_factor"):
             optional[key] = _number(values.get(key), key, name)
+    factor = _number(factor, "factor", name)
+    if factor > _LARGEST_FACTOR:
+        raise DataError(f"{name}: RoPE parameter factor is {factor:g}, above {_LARGEST_FACTOR}")
     return RopeScaling(
         kind,
-        _number(factor, "factor", name),
+        factor,
         original,
         truncate=bool(values.get("truncate", True)),
         **optional,
@@ -185,6 +197,8 @@ def _scaling(kind: str, values: dict[str, Any], config: dict[str, Any], name: st
 
 
 def _number(value: object, key: str, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise DataError(f"{name}: RoPE parameter {key} must be a positive number, not {value!r}")
-    return float(value)
+    if not is_plain(value, (int, float)) or not 0 < value <= _LARGEST:  # type: ignore[operator]
+        raise DataError(
+            f"{name}: RoPE parameter {key} must be a positive number, not {shown(value)}"
+        )
+    return float(value)  # type: ignore[arg-type]

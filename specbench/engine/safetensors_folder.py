@@ -1,5 +1,6 @@
 """Hugging Face folders: JSON files and safetensors weights, in one file or in shards."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from torch import Tensor
 from specbench.engine.hub import download
 from specbench.engine.source import Source
 from specbench.errors import DataError
-from specbench.parsing import parse_json
+from specbench.parsing import parse_json, shown
+
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
 
 
 def weight_files(source: Source) -> list[Path]:
@@ -26,9 +29,13 @@ def weight_files(source: Source) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise DataError(f"{source.label}: {index.name} has no 'weight_map'")
+        for name in weight_map.values():
+            if not isinstance(name, str) or not _FILE.fullmatch(name):
+                raise DataError(
+                    f"{source.label}: {index.name} may name safetensors files in the model's "
+                    f"folder alone, not {shown(name)}"
+                )
         names = sorted(set(weight_map.values()))
-        if any(Path(name).name != name for name in names):
-            raise DataError(f"{source.label}: {index.name} names files outside the model's folder")
     folder = source.root
     if source.hub_id is not None:
         folder, _ = download(source.hub_id, source.revision, tuple(names))
@@ -58,7 +65,12 @@ def safetensors_tensors(source: Source) -> Iterator[tuple[str, Tensor]]:
             with safe_open(file, framework="pt") as content:
                 for key in content.keys():  # noqa: SIM118 - safe_open is no mapping
                     yield key, content.get_tensor(key)
-        except SafetensorError as error:
+        except OSError as error:
+            raise DataError(
+                f"{source.label}: cannot read {file.name}: {error.strerror or error}"
+            ) from error
+        # what the library raises of damaged files, torch of shapes, and both of unknown types
+        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise DataError(
                 f"{source.label}: {file.name} is not a readable safetensors file (damaged or cut "
                 f"off?): {error}"
@@ -76,7 +88,8 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = parse_json(file.read_bytes(), finite=False)
     except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {file.parent.name}/{file.name}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"cannot read {file.parent.name}/{file.name}: {reason}") from error
     if not isinstance(content, dict):
         raise DataError(f"{file.parent.name}/{file.name} must hold a JSON object")
     return content

@@ -55,9 +55,13 @@ def _load(folder: Path, label: str, gguf_file: str | None = None) -> "PreTrained
                 folder, gguf_file=gguf_file, local_files_only=True
             )
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    # The tokenizers library raises bare Exception for files that it cannot read.
-    except Exception as error:
-        raise DataError(f"cannot read the tokenizer of {label}: {error}") from error
+    # The tokenizers library raises bare Exception for files that it cannot read, or it panics,
+    # which is no Exception and has no class that could be named here.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:500]
+        raise DataError(f"cannot read the tokenizer of {label}: {reason}") from error
 
 
 def _from_gguf(path: Path) -> "PreTrainedTokenizerBase":
@@ -65,8 +69,8 @@ def _from_gguf(path: Path) -> "PreTrainedTokenizerBase":
 
     from specbench.engine.gguf_file import open_gguf, value_of
 
-    tokenizer = _load(path.parent, path.name, path.name)
     kind = value_of(open_gguf(path), "tokenizer.ggml.pre")
+    tokenizer = _load(path.parent, path.name, path.name)
     backend = tokenizer.backend_tokenizer
     # What transformers leaves out of the splitting rules that the file names.
     if kind == "smollm":

@@ -1,10 +1,11 @@
 """What holds in every record of a run; a figure is made only of records that keep it."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from specbench.errors import SpecbenchError
 from specbench.results.reading import RunData
-from specbench.results.records import RequestRecord, Status
+from specbench.results.records import ArmRecord, RequestRecord, Status
 
 _RELATIVE = 0.01
 _ABSOLUTE_S = 1e-3
@@ -42,6 +43,7 @@ def check_plan(data: RunData) -> None:
             raise InvariantError(
                 f"a record of {arm} on {dataset} is of repeat {repeat}, run.json plans {repeats}"
             )
+    _check_counters(data.passes)
     on_record = Counter((r.arm, r.dataset, r.repeat) for r in data.requests)
     for ended in data.passes:
         expected = len(prompts[ended.dataset])
@@ -50,6 +52,27 @@ def check_plan(data: RunData) -> None:
             raise InvariantError(
                 f"{ended.arm} on {ended.dataset}, repeat {ended.repeat}, is {ended.status} "
                 f"with {found} of {expected} requests on record"
+            )
+
+
+def _check_counters(passes: Sequence[ArmRecord]) -> None:
+    """Another engine's counters: some positions, and the same in every pass of an arm."""
+    positions: dict[str, int] = {}
+    for ended in passes:
+        counted = ended.served.spec_decode if ended.served else None
+        if counted is None:
+            continue
+        count = len(counted.accepted_per_position)
+        numbers = (counted.num_drafts, counted.draft_tokens, counted.accepted_tokens)
+        if min(*numbers, *counted.accepted_per_position, 0) < 0 or not count:
+            raise InvariantError(
+                f"{ended.arm} on {ended.dataset}, repeat {ended.repeat}: no engine counts "
+                f"{counted.model_dump_json()[:200]}"
+            )
+        if positions.setdefault(ended.arm, count) != count:
+            raise InvariantError(
+                f"{ended.arm} counted {positions[ended.arm]} draft positions in one pass and "
+                f"{count} in another"
             )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specbench.errors import DataError
+from specbench.parsing import is_plain, shown
 from specbench.results.records import SCHEMA_VERSION
 
 Content = dict[str, Any]
@@ -29,11 +30,11 @@ def upgrade(content: Any, where: str) -> Content:
         No version, or one that this specbench does not know.
     """
     version = content.get("schema_version") if isinstance(content, dict) else None
-    if version not in (*_STEPS, SCHEMA_VERSION):
-        newer = isinstance(version, int) and version > SCHEMA_VERSION
+    if not is_plain(version, int) or version not in (*_STEPS, SCHEMA_VERSION):
+        newer = is_plain(version, int) and version > SCHEMA_VERSION
         advice = "update specbench" if newer else "read it with the version that wrote it"
         raise DataError(
-            f"{where} has schema version {version!r}, this specbench reads "
+            f"{where} has schema version {shown(version)}, this specbench reads "
             f"{min(_STEPS)} to {SCHEMA_VERSION}; {advice}"
         )
     while content["schema_version"] != SCHEMA_VERSION:
@@ -45,7 +46,11 @@ def _from_1(content: Content) -> Content:
     content = content | {"schema_version": 2}
     if "datasets" not in content:
         return content
-    datasets = [entry | {"score": None} for entry in content["datasets"]]
+    datasets = content["datasets"]
+    if isinstance(datasets, list):
+        datasets = [
+            entry | {"score": None} if isinstance(entry, dict) else entry for entry in datasets
+        ]
     return content | {"datasets": datasets, "refused": [], "cells": None}
 
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from specbench.errors import DataError, UsageError
 from specbench.parsing import parse_json
+from specbench.results.facts import check_facts, first_error
 from specbench.results.migration import upgrade
 from specbench.results.records import (
     ArmRecord,
@@ -86,7 +87,9 @@ def read_run(folder: Path) -> RunRecord:
         raise UsageError(f"{folder} holds no run: cannot read {RUN}: {error.strerror}") from error
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON: {error}") from error
-    return _parse(content, RunRecord, str(path))
+    run = _parse(content, RunRecord, str(path))
+    check_facts(run, str(path))
+    return run
 
 
 def read_requests(folder: Path) -> list[RequestRecord]:
@@ -180,9 +183,7 @@ def _parse(content: Any, kind: type[R], where: str) -> R:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise DataError(f"{where} is no {kind.__name__}: {place}: {first['msg']}") from error
+        raise DataError(f"{where} is no {kind.__name__}: {first_error(error)}") from error
 
 
 def _last_line(content: bytes) -> int:

@@ -6,11 +6,16 @@ record a line. `migration.py` brings records of older versions up to this one.
 """
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION = 2
+
+
+# No file is believed beyond these: what figures are made of stays finite.
+Whole = Annotated[int, Field(ge=-(2**53), le=2**53)]
+Real = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
 
 
 class Status(StrEnum):
@@ -38,12 +43,12 @@ class StepTimes(Record):
     it carries the same seconds. On the CPU the split comes from timers; elsewhere it is unknown.
     """
 
-    step_s: list[float]
-    draft_s: list[float] | None
-    verify_s: list[float] | None
-    selection_s: list[float] | None
-    sampling_s: list[float] | None
-    running: list[int] = Field(description="requests that decoded in this step")
+    step_s: list[Real]
+    draft_s: list[Real] | None
+    verify_s: list[Real] | None
+    selection_s: list[Real] | None
+    sampling_s: list[Real] | None
+    running: list[Whole] = Field(description="requests that decoded in this step")
 
     @property
     def parts(self) -> tuple[list[float], ...] | None:
@@ -55,19 +60,19 @@ class StepTimes(Record):
 class RequestTimes(Record):
     """When things happened to one request; everything that differs from run to run."""
 
-    segment: int = Field(description="which process wrote it: 0, one more at each --resume")
-    queue_s: float | None = Field(
+    segment: Whole = Field(description="which process wrote it: 0, one more at each --resume")
+    queue_s: Real | None = Field(
         description="from the start of the pass to admission; null where prefill and decode were "
         "timed in passes of their own, so that the requests share no time line"
     )
-    reused_tokens: int = Field(
+    reused_tokens: Whole = Field(
         0,
         description="prompt tokens whose KV an earlier pass left: not prefilled, so that the "
         "times of prefill say nothing",
     )
-    prefill_s: float
-    ttft_s: float = Field(description="admission to first token: prefill and its sampling")
-    e2e_s: float = Field(description="admission to last token")
+    prefill_s: Real
+    ttft_s: Real = Field(description="admission to first token: prefill and its sampling")
+    e2e_s: Real = Field(description="admission to last token")
     steps: StepTimes
 
 
@@ -77,18 +82,18 @@ class RequestRecord(Record):
     schema_version: int = SCHEMA_VERSION
     arm: str
     dataset: str
-    repeat: int
-    index: int = Field(description="position in the prompt list")
+    repeat: Whole
+    index: Whole = Field(description="position in the prompt list")
     item_id: str
-    prompt_tokens: int
-    output_ids: list[int]
+    prompt_tokens: Whole
+    output_ids: list[Whole]
     finish_reason: Literal["eos", "length"]
-    drafted: list[int] | None = Field(
+    drafted: list[Whole] | None = Field(
         description="tokens drafted for each verify step, of a tree its depth; null where the "
         "engine does not say"
     )
-    accepted: list[int] = Field(description="drafts the verification accepted, each step")
-    committed: list[int] = Field(description="tokens committed, bonus included, each step")
+    accepted: list[Whole] = Field(description="drafts the verification accepted, each step")
+    committed: list[Whole] = Field(description="tokens committed, bonus included, each step")
     degenerate: bool = Field(description="the output loops, which inflates acceptance")
     times: RequestTimes
 
@@ -101,10 +106,10 @@ class RequestRecord(Record):
 class SpecCounters(Record):
     """An engine's own counters of its speculation, over one pass."""
 
-    num_drafts: int = Field(description="verify steps of a request that had drafts")
-    draft_tokens: int
-    accepted_tokens: int
-    accepted_per_position: list[int] = Field(description="steps that accepted draft 1, 2, ...")
+    num_drafts: Whole = Field(description="verify steps of a request that had drafts")
+    draft_tokens: Whole
+    accepted_tokens: Whole
+    accepted_per_position: list[Whole] = Field(description="steps that accepted draft 1, 2, ...")
 
 
 class ServedRecord(Record):
@@ -115,10 +120,10 @@ class ServedRecord(Record):
 
     version: str
     settings: dict[str, Any] = Field(description="the engine's effective settings")
-    prompt_tokens: int
-    fill_cache_hits: int = Field(description="prompt tokens read from cache while filling")
-    decode_cache_hits: int = Field(description="the same while decoding")
-    preemptions: int | None
+    prompt_tokens: Whole
+    fill_cache_hits: Whole = Field(description="prompt tokens read from cache while filling")
+    decode_cache_hits: Whole = Field(description="the same while decoding")
+    preemptions: Whole | None
     spec_decode: SpecCounters | None = Field(description="null with speculation off")
 
 
@@ -128,12 +133,12 @@ class ArmRecord(Record):
     schema_version: int = SCHEMA_VERSION
     arm: str
     dataset: str
-    repeat: int
+    repeat: Whole
     status: Status
     message: str | None = None
     graph_mode: str = Field(description="'eager', or how CUDA graphs were used")
     attention_backend: str
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: Whole | None = None
     served: ServedRecord | None = None
 
 
@@ -148,12 +153,12 @@ class LosslessRecord(Record):
     schema_version: int = SCHEMA_VERSION
     arm: str
     dataset: str
-    repeat: int
-    index: int
+    repeat: Whole
+    index: Whole
     tier: Literal["exact", "teacher-forced", "agreement", "unchecked"]
     lossless: bool | None
     identical: bool | None = Field(description="same tokens as the autoregressive arm")
-    first_divergence: int | None = None
+    first_divergence: Whole | None = None
     top2_margin: float | None = Field(
         default=None, description="logit margin of the two best tokens at the first divergence"
     )
@@ -170,9 +175,9 @@ class ScoreRecord(Record):
     schema_version: int = SCHEMA_VERSION
     arm: str
     dataset: str
-    repeat: int
-    index: int
-    score: float = Field(ge=0, le=1)
+    repeat: Whole
+    index: Whole
+    score: Real = Field(ge=0, le=1)
 
 
 class OverheadRecord(Record):
@@ -186,14 +191,14 @@ class OverheadRecord(Record):
     schema_version: int = SCHEMA_VERSION
     arm: str
     dataset: str
-    iterations: int = Field(ge=1, description="iterations behind the means")
-    iteration_ms: float
-    draft_ms: float
-    verify_ms: float
-    selection_ms: float = Field(description="by the difference of two iterations")
-    sampling_ms: float
-    other_ms: float = Field(description="gaps between kernels, measured")
-    selection_trace_ms: float | None = Field(description="by the trace; null where not taken")
+    iterations: Whole = Field(ge=1, description="iterations behind the means")
+    iteration_ms: Real
+    draft_ms: Real
+    verify_ms: Real
+    selection_ms: Real = Field(description="by the difference of two iterations")
+    sampling_ms: Real
+    other_ms: Real = Field(description="gaps between kernels, measured")
+    selection_trace_ms: Real | None = Field(description="by the trace; null where not taken")
 
 
 class RefusedDataset(Record):
@@ -207,10 +212,10 @@ class RefusedDataset(Record):
 class PromptInfo(Record):
     """One prompt of the frozen list: enough to rebuild and to compare it, without its text."""
 
-    index: int
+    index: Whole
     item_id: str
-    tokens: int
-    original_tokens: int
+    tokens: Whole
+    original_tokens: Whole
     truncated: bool
 
 
@@ -222,9 +227,9 @@ class DatasetInfo(Record):
     revision: str | None
     template_sha256: str | None = Field(description="hash of the chat template, null without one")
     token_ids_sha256: str = Field(description="hash over all prompts' token ids, in order")
-    skipped: dict[str, int] = Field(description="items left out, by reason")
-    context_len: int = Field(description="longest prompt that was allowed, in tokens")
-    max_new_tokens: int
+    skipped: dict[str, Whole] = Field(description="items left out, by reason")
+    context_len: Whole = Field(description="longest prompt that was allowed, in tokens")
+    max_new_tokens: Whole
     thinking: bool = Field(description="the model's thinking mode was on")
     cot: bool = Field(description="the prompt asks for reasoning in the answer")
     score: str | None = Field(description="what outputs are scored by; null where they are not")

@@ -144,11 +144,14 @@ def to_json(value: Any, **options: Any) -> str:
 
 
 @st.composite
-def damaged(draw: st.DrawFn, valid: bytes, most: int = 3) -> bytes:
-    """`valid` with bytes changed, numbers set, parts cut out, doubled, put in, or the end lost."""
+def damaged(draw: st.DrawFn, valid: bytes, most: int = 3, within: int | None = None) -> bytes:
+    """`valid` with bytes changed, numbers set, parts cut out, doubled, put in, or the end lost.
+
+    The changes begin in the first `within` bytes.
+    """
     data = bytearray(valid)
     for _ in range(draw(st.integers(1, most))):
-        at = draw(st.integers(0, max(0, len(data) - 1)))
+        at = draw(st.integers(0, max(0, min(within or len(data), len(data)) - 1)))
         kind = draw(st.sampled_from(("byte", "u32", "u64", "cut", "double", "insert", "end")))
         if kind == "byte" and data:
             data[at] = draw(st.integers(0, 255))
