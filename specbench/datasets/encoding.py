@@ -3,12 +3,13 @@
 from typing import Any
 
 from specbench.datasets.base import Message
+from specbench.datasets.template import TemplateProcess, template_of
 from specbench.errors import DataError, UsageError
 
 
 def takes_thinking(tokenizer: Any) -> bool:
     """Whether the tokenizer's chat template has a thinking mode to switch."""
-    return bool(tokenizer.chat_template) and "enable_thinking" in tokenizer.get_chat_template()
+    return "enable_thinking" in (template_of(tokenizer) or "")
 
 
 class ChatEncoder:
@@ -41,17 +42,18 @@ class ChatEncoder:
         self.template: str | None = None
         self._options: dict[str, bool] = {}
         if chat_template:
-            if not tokenizer.chat_template:
+            self.template = template_of(tokenizer)
+            if self.template is None:
                 raise UsageError(
                     "the model's tokenizer has no chat template; "
                     "pass --no-chat-template to send the bare prompts"
                 )
-            self.template = tokenizer.get_chat_template()
             if takes_thinking(tokenizer):
                 self._options = {"enable_thinking": thinking}
         if thinking and not self._options:
             raise UsageError("--thinking: the prompts use no chat template with a thinking mode")
         self.thinking = thinking
+        self._process = TemplateProcess(tokenizer, self._options)
         self._control = [
             token.content for token in tokenizer.added_tokens_decoder.values() if token.special
         ]
@@ -62,7 +64,8 @@ class ChatEncoder:
         Raises
         ------
         DataError
-            The chat template refuses the messages, or drops one where a text holds a control token.
+            See `TemplateProcess.render`; or the template drops a message where a text holds a
+            control token.
         """
         contents = [message["content"] for message in messages]
         plain = not any(token in content for content in contents for token in self._control)
@@ -70,19 +73,12 @@ class ChatEncoder:
             text = "\n\n".join(contents)
             return self._tokenise(text, add_special_tokens=True, split_special_tokens=not plain)
         if plain:
-            return self._tokenise(self._render(messages, item_id))
+            return self._tokenise(self._process.render(messages, item_id))
         return self._tokenise_apart(messages, item_id)
 
-    def _render(self, messages: list[Message], item_id: str) -> str:
-        import jinja2
-
-        try:
-            rendered: str = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self._options
-            )
-        except jinja2.TemplateError as error:
-            raise DataError(f"item {item_id}: the chat template refuses it: {error}") from error
-        return rendered
+    def close(self) -> None:
+        """End the process that renders the template."""
+        self._process.close()
 
     def _tokenise_apart(self, messages: list[Message], item_id: str) -> list[int]:
         """Tokens of the template around the texts, and of each text split down to plain text."""
@@ -90,7 +86,7 @@ class ChatEncoder:
         marked = [
             {**message, "content": mark} for message, mark in zip(messages, marks, strict=True)
         ]
-        rest = self._render(marked, item_id)
+        rest = self._process.render(marked, item_id)
         ids: list[int] = []
         for message, mark in zip(messages, marks, strict=True):
             around, found, rest = rest.partition(mark)

@@ -128,18 +128,22 @@ def build_prompts(
     prompts: list[Prompt] = []
     used: list[Item] = []
     too_long = 0
-    for item in items:
-        if len(prompts) == wanted:
-            break
-        fitted = _fit(dataset.parts(item, cot=cot), encoder, context_len, item.id, vocab_size)
-        if fitted is None:
-            too_long += 1
-            continue
-        ids, original = fitted
-        cut = len(ids) != original
-        reference = dataset.reference(item)
-        prompts.append(Prompt(len(prompts), item.id, ids, original, cut, reference))
-        used.append(item)
+    try:
+        for item in items:
+            if len(prompts) == wanted:
+                break
+            fitted = _fit(dataset.parts(item, cot=cot), encoder, context_len, item.id, vocab_size)
+            if fitted is None:
+                too_long += 1
+                continue
+            ids, original = fitted
+            cut = len(ids) != original
+            reference = dataset.reference(item)
+            prompts.append(Prompt(len(prompts), item.id, ids, original, cut, reference))
+            used.append(item)
+    finally:
+        if encoder is not None:
+            encoder.close()
     if not prompts:
         raise DataError(
             f"dataset {dataset.name}: no prompt is left of {len(items)} items ({TOO_LONG}: "
