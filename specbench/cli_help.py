@@ -25,6 +25,7 @@ _GROUPS = {
     MODEL: (
         "model",
         "model_revision",
+        "trust_remote_code",
         "rope_scaling",
         "device",
         "dtype",

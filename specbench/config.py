@@ -54,6 +54,9 @@ class RunConfig(BaseModel):
     )
     revision: str | None = Field(None, description="Revision of the dataset on the hub.")
     model_revision: str | None = Field(None, description="Revision of the model on the hub.")
+    trust_remote_code: bool = Field(
+        False, description="Run tokenizer and model code that comes with the model."
+    )
     num_prompts: PositiveInt | None = Field(None, description="Prompts a dataset.")
     context_len: PositiveInt | None = Field(
         None, description="Longest prompt in tokens; longer ones lose their middle."

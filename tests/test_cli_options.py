@@ -59,6 +59,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "dtype": (["float64"], "float64"),
     "attention_backend": (["sdpa"], "sdpa"),
     "allow_eager": ([], True),
+    "trust_remote_code": ([], True),
     "threads": (["2"], 2),
     "output": (["runs/a"], Path("runs/a")),
     "resume": ([], True),

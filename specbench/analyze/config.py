@@ -32,6 +32,7 @@ class AnalyzeConfig(BaseModel):
     source: str | None = _as_in_run("source")
     revision: str | None = _as_in_run("revision")
     model_revision: str | None = _as_in_run("model_revision")
+    trust_remote_code: bool = _as_in_run("trust_remote_code")
     num_prompts: PositiveInt | None = Field(None, description="Prompts.")
     context_len: PositiveInt | None = _as_in_run("context_len")
     max_new_tokens: int | None = Field(

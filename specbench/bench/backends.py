@@ -78,6 +78,7 @@ class EngineHost:
             revision=config.model_revision,
             rope_scaling=config.rope_scaling,
             seed=config.seed,
+            trust_remote_code=config.trust_remote_code,
         )
         try:
             return Engine(

@@ -32,6 +32,7 @@ def hf_folder(
     revision: str | None = None,
     rope_scaling: str | None = None,
     cache: Path | None = None,
+    trust_remote_code: bool = False,
 ) -> Path:
     """The model named `spec` as a folder with config.json and safetensors weights.
 
@@ -47,6 +48,8 @@ def hf_folder(
         Of weights that must be written, and of config.json there.
     cache : Path, optional
         Where folders are made; by default `cache_root()`.
+    trust_remote_code : bool
+        As for `load_model`.
 
     Raises
     ------
@@ -63,7 +66,7 @@ def hf_folder(
     name = f"{_plain(config.name)}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     folder = (cache or cache_root()) / "models" / name
     try:
-        return folder if folder.is_dir() else _make(folder, source, config, dtype)
+        return folder if folder.is_dir() else _make(folder, source, config, dtype, trust_remote_code)
     except OSError as error:
         raise DataError(
             f"cannot write the model's Hugging Face folder {folder}: {error.strerror or error}; "
@@ -80,7 +83,9 @@ def cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "specbench"
 
 
-def _make(folder: Path, source: Source, config: ModelConfig, dtype: torch.dtype) -> Path:
+def _make(
+    folder: Path, source: Source, config: ModelConfig, dtype: torch.dtype, trust_remote_code: bool
+) -> Path:
     """Written beside its place and renamed, so that a killed process leaves no half folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
@@ -91,7 +96,7 @@ def _make(folder: Path, source: Source, config: ModelConfig, dtype: torch.dtype)
                 (part / file.name).symlink_to(file.resolve())
         elif source.kind == "gguf":
             _write_weights(part, tensors_of(source, config), dtype)
-        tokenizer = tokenizer_of(source)
+        tokenizer = tokenizer_of(source, trust_remote_code)
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
         part.chmod(0o755)

@@ -47,7 +47,7 @@ def from_hf(
     theta, scaling = parse_rope(config, name)
     eps = config.get("rms_norm_eps", 1e-6)
     if not is_plain(eps, (int, float)) or not 0 < eps < 1:
-        raise DataError(f"{name}: rms_norm_eps must be between 0 and 1, not {shown(eps)}")
+        raise DataError(f"{name}: rms_norm_eps must be a positive number below 1, not {shown(eps)}")
     heads = config["num_attention_heads"]
     bias = bool(config.get("attention_bias", False))
     default_head_dim = 128 if architecture == "qwen3" else config["hidden_size"] // heads

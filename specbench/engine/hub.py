@@ -17,6 +17,10 @@ TOKENIZER_FILES = (
 )
 
 
+# Fetched, and run, with --trust-remote-code alone.
+CODE_FILES = ("*.py",)
+
+
 def download(hub_id: str, revision: str | None, files: tuple[str, ...]) -> tuple[Path, str]:
     """Fetch those of `files` that the repository has.
 

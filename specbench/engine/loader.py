@@ -83,6 +83,7 @@ def load_model(
     revision: str | None = None,
     rope_scaling: str | None = None,
     seed: int = 0,
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load the model named `spec`.
 
@@ -98,6 +99,8 @@ def load_model(
         As for `read_model_config`.
     seed : int
         Of random weights.
+    trust_remote_code : bool
+        Run code that comes with the tokenizer; the model's is never run.
 
     Raises
     ------
@@ -108,7 +111,7 @@ def load_model(
     """
     source = locate(spec or default_model(str(device)), revision)
     config = config_of(source, rope_scaling)
-    tokenizer = tokenizer_of(source)
+    tokenizer = tokenizer_of(source, trust_remote_code)
     if source.kind != "dummy":
         check_stored(source, config)
     try:

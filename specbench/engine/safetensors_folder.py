@@ -32,8 +32,8 @@ def weight_files(source: Source) -> list[Path]:
         for name in weight_map.values():
             if not isinstance(name, str) or not _FILE.fullmatch(name):
                 raise DataError(
-                    f"{source.label}: {index.name} may name safetensors files in the model's "
-                    f"folder alone, not {shown(name)}"
+                    f"{source.label}: {index.name} names {shown(name)}, which is outside the "
+                    "model's folder or no safetensors file"
                 )
         names = sorted(set(weight_map.values()))
     folder = source.root

@@ -26,6 +26,9 @@ class TrainConfig(BaseModel):
         None, description="Target: hub id, Hugging Face folder, .gguf file, or dummy:<config>."
     )
     model_revision: str | None = Field(None, description="Revision of the model on the hub.")
+    trust_remote_code: bool = Field(
+        False, description="Run tokenizer and model code that comes with the model."
+    )
     rope_scaling: str | None = Field(
         None, description="Override the RoPE scaling: 'yarn:4', 'linear:2', 'dynamic:2'."
     )

@@ -75,7 +75,7 @@ def prepare(config: TrainConfig, console: "Console", argv: Sequence[str]) -> Job
     spec, device = str(config.model), str(config.device)
     shape = read_model_config(spec, config.model_revision, config.rope_scaling)
     shape.check_context(max(config.short_len, config.long_len if config.long_steps else 0))
-    tokenizer = load_tokenizer(spec, config.model_revision)
+    tokenizer = load_tokenizer(spec, config.model_revision, config.trust_remote_code)
     if tokenizer is None:
         raise UsageError(f"--model {spec} has no tokenizer, so that no text can be encoded for it")
     corpus = _encode(config, folder, shape, tokenizer, console)
@@ -88,6 +88,7 @@ def prepare(config: TrainConfig, console: "Console", argv: Sequence[str]) -> Job
         max_len=shape.context_length,
         revision=config.model_revision,
         rope_scaling=config.rope_scaling,
+        trust_remote_code=config.trust_remote_code,
     )
     record |= {
         "target": target.provenance,

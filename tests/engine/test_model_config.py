@@ -77,7 +77,7 @@ def test_end_tokens_of_both_configurations() -> None:
         ({"num_experts": 8}, r"mixture-of-experts.*8 experts"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantised with 'awq'"),
-        ({"rms_norm_eps": None}, "rms_norm_eps must be a positive number, not None"),
+        ({"rms_norm_eps": None}, "rms_norm_eps must be a positive number below 1, not None"),
         ({"hidden_size": None}, "lacks 'hidden_size'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, not 0"),
         ({"num_attention_heads": [4, 4]}, "num_attention_heads must be a positive integer"),

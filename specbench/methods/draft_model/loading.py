@@ -86,8 +86,9 @@ class DraftModel:
         """
         from specbench.engine.tokenizer import load_tokenizer
 
-        ours = load_tokenizer(self.spec)
-        theirs = load_tokenizer(str(config.model), config.model_revision)
+        trusted = config.trust_remote_code
+        ours = load_tokenizer(self.spec, trust_remote_code=trusted)
+        theirs = load_tokenizer(str(config.model), config.model_revision, trusted)
         if ours is not None and theirs is not None:
             if ours.get_vocab() == theirs.get_vocab():
                 return

@@ -194,6 +194,7 @@ class VllmBackend(Backend):
                 getattr(torch, str(config.dtype)),
                 revision=config.model_revision,
                 rope_scaling=config.rope_scaling,
+                trust_remote_code=config.trust_remote_code,
             )
         except DataError as error:
             raise VllmError(f"the model cannot be handed to vLLM: {error}") from error
@@ -209,6 +210,8 @@ class VllmBackend(Backend):
             "--skip-tokenizer-init",
             "--enable-prefix-caching",
         ]
+        if config.trust_remote_code:
+            words.append("--trust-remote-code")
         if job.dummy:
             words += ["--load-format", "dummy"]
         given = {arg.partition("=")[0].replace("-", "_") for arg in self.method.parameters.vllm_arg}

@@ -20,6 +20,7 @@ _RESERVED = {
     "revision": "--model-revision",
     "skip_tokenizer_init": "nothing: token ids go in and out",
     "dtype": "--dtype",
+    "trust_remote_code": "--trust-remote-code",
     "enable_prefix_caching": "nothing: the decode pass needs it on (docs/methodology.md)",
     "no_enable_prefix_caching": "nothing: the decode pass needs it on (docs/methodology.md)",
     "stream_interval": "nothing: tokens are counted step by step, as they are made",
@@ -83,7 +84,7 @@ class Vllm(Method):
         for argument in parameters.vllm_arg:
             key, value = _split(argument)
             if key in _RESERVED:
-                raise UsageError(f"--vllm-arg {argument}: this is set by {_RESERVED[key]}")
+                raise UsageError(f"--vllm-arg {key}: this is set by {_RESERVED[key]}")
             (speculative if key == SPECULATIVE else shared).append((argument, value))
         plain = tuple(argument for argument, _ in shared)
         made: dict[str, Method] = {cls.name: cls(_with(parameters, plain))}
