@@ -273,24 +273,34 @@ def _call(arguments: list[str]) -> int:
 
 def _fail(error: Exception, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error)
+        _show_traceback(error)
     if isinstance(error, SpecbenchError):
-        typer.echo(f"specbench: error: {error}", err=True)
+        _say(f"specbench: error: {error}")
         return error.exit_status
     message = " ".join(cast(typer.BadParameter, error).format_message().split())
-    typer.echo(f"specbench: error: {message} ('specbench --help' shows the usage)", err=True)
+    _say(f"specbench: error: {message} ('specbench --help' shows the usage)")
     return 2
 
 
 def _crash(error: Exception, debug: bool) -> int:
     if debug:
-        traceback.print_exception(error)
+        _show_traceback(error)
     frames = traceback.extract_tb(error.__traceback__)
     package = Path(specbench.__file__).parent
     place = [frame for frame in frames if Path(frame.filename).is_relative_to(package)][-1]
-    typer.echo(
+    _say(
         f"specbench: crashed in {Path(place.filename).name}:{place.lineno}: "
-        f"{type(error).__name__}: {error} (--debug shows the traceback)",
-        err=True,
+        f"{type(error).__name__}: {error} (--debug shows the traceback)"
     )
     return CRASHED
+
+
+def _show_traceback(error: Exception) -> None:
+    _say("".join(traceback.format_exception(error)).rstrip())
+
+
+def _say(message: str) -> None:
+    """On standard error, without secrets and with nothing that no terminal can show."""
+    from specbench.bench.redact import hide_secrets
+
+    typer.echo(hide_secrets(message).encode(errors="replace").decode(), err=True)

@@ -294,7 +294,7 @@ def build(kind: type[C], values: dict[str, Any], file: Path | None = None) -> C:
     """
     merged = read_yaml(file) if file else {}
     given = {key: value for key, value in values.items() if value is not None}
-    places = {key: f" (in {file})" for key in merged.keys() - given.keys()}
+    places = dict.fromkeys(merged.keys() - given.keys(), f" (in {file})")
     merged |= given
     known = list(kind.model_fields)
     for key, value in merged.items():
@@ -360,6 +360,7 @@ def _explain(error: ValidationError, places: dict[str, str]) -> str:
     lines = []
     for item in error.errors()[:_MOST_SHOWN]:
         name = str(item["loc"][0]) if item["loc"] else "?"
-        lines.append(f"--{name.replace('_', '-')} {shown(item['input'])}: {item['msg'].lower()}{places.get(name, '')}")
+        reason = item["msg"].lower() + places.get(name, "")
+        lines.append(f"--{name.replace('_', '-')} {shown(item['input'])}: {reason}")
     more = error.error_count() - len(lines)
     return "; ".join(lines) + (f"; and {more} more" if more > 0 else "")

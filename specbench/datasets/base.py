@@ -169,7 +169,7 @@ def number_text(row: Mapping[str, Any], name: str) -> str:
         It is not finite, or an integer that nobody writes.
     """
     value = row[name]
-    if isinstance(value, float) and not math.isfinite(value) or abs(value) >= _TOO_LARGE:
+    if (isinstance(value, float) and not math.isfinite(value)) or abs(value) >= _TOO_LARGE:
         raise DataError(f"field {name!r} is {shown(value)}, not a number to read")
     return str(value)
 

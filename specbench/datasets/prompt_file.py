@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specbench.datasets.base import Dataset, Item, Message, PromptParts, field_names, id_text, text_field
+from specbench.datasets.base import (
+    Dataset,
+    Item,
+    Message,
+    PromptParts,
+    field_names,
+    id_text,
+    text_field,
+)
 from specbench.errors import DataError
 from specbench.parsing import shown
 

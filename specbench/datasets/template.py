@@ -78,7 +78,9 @@ class TemplateProcess:
             kind, text = connection.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError):
             self.close()
-            raise _failure(item_id, "ended its process; it may have taken too much memory") from None
+            raise _failure(
+                item_id, "ended its process; it may have taken too much memory"
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -136,9 +138,7 @@ def _serve(
             connection.send(("error", f"takes more than {BYTES / 2**20:.0f} MiB of memory"))
 
 
-def _rendered(
-    tokenizer: Any, messages: list[Message], options: dict[str, Any]
-) -> tuple[str, str]:
+def _rendered(tokenizer: Any, messages: list[Message], options: dict[str, Any]) -> tuple[str, str]:
     import jinja2
 
     try:

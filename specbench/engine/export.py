@@ -66,7 +66,9 @@ def hf_folder(
     name = f"{_plain(config.name)}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     folder = (cache or cache_root()) / "models" / name
     try:
-        return folder if folder.is_dir() else _make(folder, source, config, dtype, trust_remote_code)
+        return (
+            folder if folder.is_dir() else _make(folder, source, config, dtype, trust_remote_code)
+        )
     except OSError as error:
         raise DataError(
             f"cannot write the model's Hugging Face folder {folder}: {error.strerror or error}; "

@@ -73,10 +73,10 @@ def gguf_config(path: Path, name: str) -> ModelConfig:
         o_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
     )
-    if get("rope.dimension_count") not in (None, config.head_dim):
+    rotated = get("rope.dimension_count")
+    if rotated not in (None, config.head_dim):
         raise DataError(
-            f"{name}: RoPE over {shown(get('rope.dimension_count'))} of {config.head_dim} dimensions is "
-            "not supported"
+            f"{name}: RoPE over {shown(rotated)} of {config.head_dim} dimensions is not supported"
         )
     if ROPE_FACTORS in tensors:
         config = replace(config, rope_scaling=_stored_factors(tensors[ROPE_FACTORS], config))
@@ -91,12 +91,16 @@ def _refuse_unsupported(reader: GGUFReader, architecture: str, name: str) -> Non
         )
     experts = value_of(reader, f"{architecture}.expert_count")
     if experts:
-        raise DataError(f"{name}: mixture-of-experts models are not supported ({shown(experts)} experts)")
+        raise DataError(
+            f"{name}: mixture-of-experts models are not supported ({shown(experts)} experts)"
+        )
     if value_of(reader, f"{architecture}.attention.sliding_window"):
         raise DataError(f"{name}: sliding-window attention is not supported")
     factor = value_of(reader, f"{architecture}.rope.scaling.attn_factor")
     if factor not in (None, 1.0):
-        raise DataError(f"{name}: a RoPE attention factor of {shown(factor)} is not supported in GGUF")
+        raise DataError(
+            f"{name}: a RoPE attention factor of {shown(factor)} is not supported in GGUF"
+        )
 
 
 def _rope_scaling(reader: GGUFReader, architecture: str) -> dict[str, Any] | None:

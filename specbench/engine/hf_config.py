@@ -140,15 +140,13 @@ def unsupported_architecture(name: str, found: str) -> DataError:
 def _refuse_unsupported(config: dict[str, Any], name: str) -> None:
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
-        raise DataError(
-            f"{name}: the activation {shown(activation)} is not supported, only 'silu'"
-        )
+        raise DataError(f"{name}: the activation {shown(activation)} is not supported, only 'silu'")
     quantised = config.get("quantization_config")
     if quantised:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise DataError(
-            f"{name}: weights quantised with {shown(method or 'unknown')} are not supported; use the unquantised "
-            "model or a GGUF file"
+            f"{name}: weights quantised with {shown(method or 'unknown')} are not supported; use "
+            "the unquantised model or a GGUF file"
         )
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list):
@@ -158,7 +156,9 @@ def _refuse_unsupported(config: dict[str, Any], name: str) -> None:
         raise DataError(f"{name}: sliding-window attention is not supported")
     experts = config.get("num_experts") or config.get("num_local_experts")
     if experts:
-        raise DataError(f"{name}: mixture-of-experts models are not supported ({shown(experts)} experts)")
+        raise DataError(
+            f"{name}: mixture-of-experts models are not supported ({shown(experts)} experts)"
+        )
 
 
 def _eos_ids(name: str, *configs: dict[str, Any]) -> tuple[int, ...]:

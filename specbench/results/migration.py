@@ -31,7 +31,7 @@ def upgrade(content: Any, where: str) -> Content:
     """
     version = content.get("schema_version") if isinstance(content, dict) else None
     if not is_plain(version, int) or version not in (*_STEPS, SCHEMA_VERSION):
-        newer = is_plain(version, int) and version > SCHEMA_VERSION
+        newer = isinstance(version, int) and version > SCHEMA_VERSION
         advice = "update specbench" if newer else "read it with the version that wrote it"
         raise DataError(
             f"{where} has schema version {shown(version)}, this specbench reads "

@@ -15,6 +15,7 @@ from specbench.train.loss import IGNORED
 
 RECORD = "tokens.json"
 PARTS = ("train", "evaluation")
+_TYPES = ("uint16", "uint32")
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 
 
@@ -84,19 +85,25 @@ def read_corpus(folder: Path, identity: dict[str, Any], separator: int) -> Corpu
     if not (folder / RECORD).is_file():
         return None
     try:
-        record = parse_json((folder / RECORD).read_bytes())
+        record: Any = parse_json((folder / RECORD).read_bytes())
     except ValueError:
         return None
-    if record.get("identity") != identity:
+    if not isinstance(record, dict) or record.get("identity") != identity:
         return None
-    for name, expected in record["sha256"].items():
+    sums = record.get("sha256")
+    if record.get("type") not in _TYPES or not isinstance(sums, dict) or {*sums} != {*PARTS}:
+        return None
+    for name in PARTS:
         file = folder / f"{name}.bin"
-        if not file.is_file() or sha256_of(file) != expected:
+        if not file.is_file() or sha256_of(file) != sums[name]:
             return None
+        if file.stat().st_size % np.dtype(record["type"]).itemsize:
+            return None
+    kind: Any = record["type"]
     lines = {
-        name: np.memmap(folder / f"{name}.bin", dtype=record["type"], mode="r")
+        name: np.memmap(folder / f"{name}.bin", dtype=kind, mode="r")
         if (folder / f"{name}.bin").stat().st_size
-        else np.zeros(0, dtype=record["type"])
+        else np.zeros(0, dtype=kind)
         for name in PARTS
     }
     record |= {"tokens": {name: len(line) for name, line in lines.items()}}

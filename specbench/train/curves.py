@@ -2,6 +2,8 @@
 
 import csv
 import io
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +11,8 @@ from specbench.errors import DataError
 from specbench.files import disk_errors, write_atomically
 
 LOSS = ("step", "stage", "tokens", "lr", "lag", "loss", "accuracy", "grad_norm", "seconds")
+_STEP = re.compile(r"[0-9]{1,12}")
+_NUMBERS = ("loss", "lag", "accuracy")
 EVALUATION = ("step", "place", "lag", "loss", "accuracy")
 
 
@@ -27,6 +31,8 @@ class Curve:
     def __init__(self, file: Path, columns: Sequence[str], step: int) -> None:
         self.file, self.columns = file, tuple(columns)
         rows = [row for row in read_curve(file) if int(row["step"]) < step] if step else []
+        if any(row.keys() != {*self.columns} for row in rows):
+            raise DataError(f"{file} has other columns than {', '.join(self.columns)}")
         text = io.StringIO()
         writer = csv.DictWriter(text, self.columns, lineterminator="\n")
         writer.writeheader()
@@ -41,14 +47,40 @@ class Curve:
 
 
 def read_curve(file: Path) -> list[dict[str, str]]:
-    """The rows of a curve; a last line that was cut off by a crash is left out."""
+    """The rows of a curve; a last line that was cut off by a crash is left out.
+
+    Raises
+    ------
+    DataError
+        It is no curve of a training; the message names the line.
+    """
     if not file.is_file():
         return []
-    text = file.read_text(encoding="utf-8")
-    rows = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
-    if rows and "step" not in rows[0]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"{file} is no curve of a training: {error}") from error
+    if lines and "step" not in lines[0]:
         raise DataError(f"{file} is no curve of a training: it has no column 'step'")
+    rows = []
+    for number, line in enumerate(lines[1:], start=2):
+        row = dict(zip(lines[0], line, strict=False))
+        numbers = all(_is_number(row.get(name)) for name in _NUMBERS)
+        if len(line) != len(lines[0]) or not numbers or not _STEP.fullmatch(row["step"]):
+            raise DataError(f"{file} line {number} is no row of a training's curve")
+        rows.append(row)
     return rows
+
+
+def _is_number(text: str | None) -> bool:
+    """Whether a field is a number; a loss may be NaN, and a curve need not have every column."""
+    if text is None:
+        return True
+    try:
+        return float(text) > -math.inf or math.isnan(float(text))
+    except ValueError:
+        return False
 
 
 def draw_curves(folder: Path, title: str) -> bytes:

@@ -66,7 +66,7 @@ def prepare(config: TrainConfig, console: "Console", argv: Sequence[str]) -> Job
         raise UsageError("--data is missing: a folder or file of text or JSONL, or hub:OWNER/NAME")
     config, choices = _choose(config)
     for line in choices:
-        console.print(line, highlight=False)
+        console.print(line, markup=False, highlight=False)
     if config.threads:
         torch.set_num_threads(config.threads)
     folder = config.output or Path(f"runs/{datetime.now():%Y%m%d-%H%M%S}-train-longspec")
@@ -195,7 +195,8 @@ def _encode(
         )
     if skipped:
         shown = ", ".join(skipped[:3]) + (", …" if len(skipped) > 3 else "")
-        console.print(f"{len(skipped)} files are no UTF-8 text and were left out: {shown}")
+        line = f"{len(skipped)} files are no UTF-8 text and were left out: {shown}"
+        console.print(line, markup=False, highlight=False)
     sizes = corpus.record["tokens"]
     console.print(
         f"{sizes['train']:,} tokens to train on, {sizes['evaluation']:,} held out",

@@ -163,7 +163,9 @@ class Session:
         ]
         if words:
             self.console.print(
-                f"step {self.state['step']}: held-out loss {', '.join(words)}", highlight=False
+                f"step {self.state['step']}: held-out loss {', '.join(words)}",
+                markup=False,
+                highlight=False,
             )
 
     def _save(self) -> None:
@@ -180,6 +182,7 @@ class Session:
             f"{state['step']:,} of {self.trainer.steps:,} steps, {state['tokens']:,} tokens, "
             f"{state['seconds'] / 60:.1f} minutes of training; the draft is in "
             f"{job.folder / 'draft'}" + ("" if done else "; --resume continues"),
+            markup=False,
             highlight=False,
         )
 

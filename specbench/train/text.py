@@ -1,9 +1,11 @@
 """Documents of a training: any folder or file of text or JSONL, or a dataset of the hub."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from specbench.datasets.base import field_names
 from specbench.errors import DataError, UsageError
 from specbench.parsing import parse_json
 
@@ -46,7 +48,7 @@ def _local(path: Path, field: str, skipped: list[str]) -> Iterator[str]:
     for file in sorted(_files(path)):
         content = _read(file)
         if content is None:
-            skipped.append(file.name)
+            skipped.append(os.fsencode(file.name).decode(errors="replace"))
         elif file.suffix.lower() in _ROWS:
             yield from _rows(file, content, field)
         elif content.strip():
@@ -96,7 +98,7 @@ def _text(row: Any, field: str, place: str) -> str:
     if not isinstance(text, str):
         found = f"a {type(text).__name__}" if field in row else "missing"
         raise DataError(
-            f"{place}: the field {field!r} is {found}; it has {', '.join(map(str, row))}: name the "
+            f"{place}: the field {field!r} is {found}; it has {field_names(row)}: name the "
             "one with the text with --text-field"
         )
     return text

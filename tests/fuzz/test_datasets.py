@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from specbench.datasets import DATASETS
 from specbench.datasets.loading import load_items
 from specbench.datasets.prompt_file import PromptFile
-from specbench.datasets.prompts import build_prompts
 from specbench.datasets.sample import sample_items
 from tests.support.hostile import damaged, examples, mutated, outcome, to_json
 

@@ -75,7 +75,7 @@ def test_changed_rope_parameters(
     config = json.loads((model / "config.json").read_text())
     keys = ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
     keys += ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "rope_theta")
-    scaling = {key: 2.0 for key in keys} | {"rope_type": kind, "truncate": True}
+    scaling = dict.fromkeys(keys, 2.0) | {"rope_type": kind, "truncate": True}
     config["rope_scaling"] = data.draw(mutated(scaling))
     folder = with_file(model, tmp_path / "model", "config.json", to_json(config).encode())
     outcome(lambda: load(folder), "model")
@@ -154,7 +154,7 @@ def test_no_memory_is_taken_for_weights_that_no_file_holds(
 ) -> None:
     config = json.loads((model / "config.json").read_text()) | sizes
     folder = with_file(model, tmp_path / "model", "config.json", json.dumps(config).encode())
-    with bounded(), pytest.raises(DataError, match="its configuration asks for .* weights"):
+    with bounded(), pytest.raises(DataError, match=r"its configuration asks for .* weights"):
         load(folder)
 
 

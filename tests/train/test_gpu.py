@@ -46,7 +46,8 @@ def test_a_checkpoint_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first, second = moved(toy(), torch.float32), moved(toy(), torch.float32)
     for number in range(4):
         first.step(number)
-    save_checkpoint(tmp_path, first.block, first.optimizer, {"step": 4})
+    state = {"step": 4, "tokens": 100, "seconds": 1.5}
+    save_checkpoint(tmp_path, first.block, first.optimizer, state)
     load_checkpoint(tmp_path, second.block, second.optimizer)
     for number in range(4, 8):
         # atomics in a backward pass may add in another order

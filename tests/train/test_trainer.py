@@ -70,9 +70,10 @@ def test_steps_from_a_checkpoint_are_the_same_steps(found: Toy, tmp_path: Path) 
     first = trainer(found, short_steps=6, long_steps=4)
     for number in range(5):
         assert first.step(number) == expected[number]
-    save_checkpoint(tmp_path, first.block, first.optimizer, {"step": 5})
+    state = {"step": 5, "tokens": 100, "seconds": 1.5}
+    save_checkpoint(tmp_path, first.block, first.optimizer, state)
     second = trainer(found, short_steps=6, long_steps=4)
-    assert load_checkpoint(tmp_path, second.block, second.optimizer) == {"step": 5}
+    assert load_checkpoint(tmp_path, second.block, second.optimizer) == state
     for number in range(5, 10):
         assert second.step(number) == expected[number]
     for one, two in zip(whole.block.parameters(), second.block.parameters(), strict=True):
@@ -125,7 +126,8 @@ def test_too_little_text_for_a_stage_is_refused_before_the_first_step(found: Toy
 
 def test_a_damaged_or_foreign_checkpoint_is_explained(found: Toy, tmp_path: Path) -> None:
     ours = trainer(found)
-    save_checkpoint(tmp_path, ours.block, ours.optimizer, {"step": 0})
+    state = {"step": 0, "tokens": 0, "seconds": 0.0}
+    save_checkpoint(tmp_path, ours.block, ours.optimizer, state)
     other = trainer(Toy(toy(1).target, [], found.corpus))
     other.block.o = torch.nn.Parameter(torch.zeros(3, 3))
     with pytest.raises(DataError, match="a checkpoint of another draft: o does not fit"):

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import DataError, UsageError
+from specbench.parsing import is_plain, shown
 
 if TYPE_CHECKING:
     import torch
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from specbench.engine.model_config import ModelConfig
 
 FORMAT = "specbench-longspec-1"
+_LARGEST = 2**31 - 1
 WINDOW = 512
 # The authors' windows count 512 tokens to the left of the query, which stands beside them.
 PUBLISHED_WINDOW = 513
@@ -78,21 +80,21 @@ class DraftConfig:
             return cls._from_published(values, label)
         if values["format"] != FORMAT:
             raise DataError(
-                f"draft {label}: config.json has the format {values['format']!r}, this version "
-                f"reads {FORMAT!r}; train it anew with 'specbench train longspec'"
+                f"draft {label}: config.json has the format {shown(values['format'])}, this "
+                f"version reads {FORMAT!r}; train it anew with 'specbench train longspec'"
             )
         known = {field.name: field.type for field in fields(cls)}
         given = {key: value for key, value in values.items() if key != "format"}
         if given.keys() != known.keys():
-            odd = sorted(given.keys() ^ known.keys())
-            raise DataError(
-                f"draft {label}: config.json has missing or unknown keys: {', '.join(odd)}"
-            )
+            odd = ", ".join(sorted(given.keys() ^ known.keys()))[:300]
+            raise DataError(f"draft {label}: config.json has missing or unknown keys: {odd}")
         for key, value in given.items():
             # true is an int in Python, and an epsilon may be written 0
             kind = {int: (int,), str: (str,), bool: (bool,), float: (int, float)}[known[key]]  # type: ignore[index]
-            if not isinstance(value, kind) or (bool not in kind and isinstance(value, bool)):
-                raise DataError(f"draft {label}: {key} in config.json cannot be {value!r}")
+            fits = isinstance(value, kind) and (bool in kind or not isinstance(value, bool))
+            least = 1 if kind == (int,) else 0
+            if not fits or (is_plain(value, (int, float)) and not least <= value <= _LARGEST):
+                raise DataError(f"draft {label}: {key} in config.json cannot be {shown(value)}")
         return cls(**given)
 
     @classmethod

@@ -118,7 +118,14 @@ def load(source: Source, dtype: torch.dtype, device: torch.device | str) -> Draf
     DataError
         See `read_config` and `fill`; or no safetensors weights.
     """
-    block = DraftBlock(read_config(source.root, source.label), dtype, device)
+    config = read_config(source.root, source.label)
+    size = sum(file.stat().st_size for file in weight_files(source))
+    if config.parameter_count() > 8 * size:
+        raise DataError(
+            f"draft {source.label}: its configuration asks for {config.parameter_count():,} "
+            f"weights, and its files have {size:,} bytes"
+        )
+    block = DraftBlock(config, dtype, device)
     fill(block, safetensors_tensors(source), source.label)
     return block
 

@@ -147,6 +147,8 @@ class VllmBackend(Backend):
         finished = False
         try:
             for event in events:
+                if "index" in event and event["index"] not in known:
+                    raise VllmError(f"vLLM's process tells of a request {event['index']}")
                 if event["event"] == "filled":
                     filled[event["index"]] = event
                     progress.prefilled(event["tokens"])
@@ -156,6 +158,8 @@ class VllmBackend(Backend):
                     counts.append(event)
                 elif event["event"] == "finished":
                     index = event["index"]
+                    if index not in filled:
+                        raise VllmError(f"vLLM finished the request {index} before it was filled")
                     yield to_generated(
                         known[index], event, filled[index], segment, self.job.vocabulary
                     )
@@ -165,11 +169,13 @@ class VllmBackend(Backend):
                 self.close()
         tokens = sum(len(request.token_ids) for request in requests)
         # a pass that was killed at its very end is resumed without a request
-        self.served = (
-            to_served(self._about, counts, tokens, bool(self.method.speculation))
-            if requests
-            else None
-        )
+        self.served = None
+        if requests:
+            speculates = bool(self.method.speculation)
+            try:
+                self.served = to_served(self._about, counts, tokens, speculates)
+            except (ValueError, TypeError) as error:
+                raise VllmError(f"vLLM's counters contradict each other: {error}") from error
 
     @property
     def warm_tokens(self) -> int:

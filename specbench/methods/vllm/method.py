@@ -1,6 +1,5 @@
 """vLLM's settings: which interpreter, which engine arguments, and the arms they make."""
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from pydantic import Field
 from specbench.config import RunConfig
 from specbench.errors import UsageError
 from specbench.methods.base import Capabilities, Method, Parameters
+from specbench.parsing import parse_json, shown
 
 SPECULATIVE = "speculative_config"
 # What makes the arms comparable is the run's to set; the option that sets it.
@@ -26,6 +26,7 @@ _RESERVED = {
     "stream_interval": "nothing: tokens are counted step by step, as they are made",
     "disable_log_stats": "nothing: the counters come from vLLM's statistics",
 }
+_LONGEST_LABEL = 80
 _KEY = re.compile(r"[A-Za-z][\w.-]*")
 
 
@@ -83,8 +84,10 @@ class Vllm(Method):
         speculative: list[tuple[str, str]] = []
         for argument in parameters.vllm_arg:
             key, value = _split(argument)
-            if key in _RESERVED:
-                raise UsageError(f"--vllm-arg {key}: this is set by {_RESERVED[key]}")
+            # vLLM's parser may take a beginning for the whole name
+            reserved = next((name for name in _RESERVED if name.startswith(key)), None)
+            if reserved is not None:
+                raise UsageError(f"--vllm-arg {key}: this is set by {_RESERVED[reserved]}")
             (speculative if key == SPECULATIVE else shared).append((argument, value))
         plain = tuple(argument for argument, _ in shared)
         made: dict[str, Method] = {cls.name: cls(_with(parameters, plain))}
@@ -114,7 +117,7 @@ def _split(argument: str) -> tuple[str, str]:
     key, _, value = argument.partition("=")
     if not _KEY.fullmatch(key.strip()):
         raise UsageError(
-            f"--vllm-arg {argument!r}: expected KEY=VALUE with an engine argument of vLLM, "
+            f"--vllm-arg {shown(argument)}: expected KEY=VALUE with an engine argument of vLLM, "
             "such as max_num_batched_tokens=8192"
         )
     return key.strip().replace("-", "_"), value
@@ -122,14 +125,14 @@ def _split(argument: str) -> tuple[str, str]:
 
 def _speculation(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
-        raise UsageError(f"--vllm-arg {SPECULATIVE}={text}: not JSON ({error})") from error
+        raise UsageError(f"--vllm-arg {SPECULATIVE}={shown(text)}: not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise UsageError(f"--vllm-arg {SPECULATIVE}={text}: expected a JSON object")
+        raise UsageError(f"--vllm-arg {SPECULATIVE}={shown(text)}: expected a JSON object")
     return found
 
 
 def _label(speculation: dict[str, Any]) -> str:
     name = speculation.get("method") or Path(str(speculation.get("model") or "spec")).name
-    return re.sub(r"[^\w.-]+", "-", str(name))
+    return re.sub(r"[^\w.-]+", "-", str(name)[:_LONGEST_LABEL])

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from specbench.bench.redact import hide_secrets
 from specbench.errors import ArmTimeoutError, ContextTooLongError, OutOfMemoryError, SpecbenchError
+from specbench.methods.vllm.events import LONGEST_LINE, parse_event
 
 WORKER = Path(__file__).with_name("worker.py")
 CLOSE_SECONDS = 25.0
@@ -138,6 +140,15 @@ class VllmProcess:
             if self._events >= 0:
                 os.close(self._events)
                 self._events = -1
+            self._hide_secrets()
+
+    def _hide_secrets(self) -> None:
+        """Take the secrets out of the log: vLLM prints its engine arguments."""
+        with contextlib.suppress(OSError):
+            text = self.log.read_text(encoding="utf-8", errors="surrogateescape")
+            hidden = hide_secrets(text)
+            if hidden != text:
+                self.log.write_text(hidden, encoding="utf-8", errors="surrogateescape")
 
     def _next(self) -> dict[str, Any]:
         deadline = time.monotonic() + self.timeout
@@ -146,6 +157,8 @@ class VllmProcess:
             if select.select([self._events], [], [], 0 if ended else _POLL_SECONDS)[0]:
                 chunk = os.read(self._events, 1 << 20)
                 self._buffer += chunk
+                if len(self._buffer) > LONGEST_LINE:
+                    raise VllmError(f"vLLM's process sent a line of over {LONGEST_LINE:,} bytes")
                 if chunk:
                     continue
                 ended = True
@@ -157,8 +170,12 @@ class VllmProcess:
                     "--vllm-timeout allows more"
                 )
         line, self._buffer = self._buffer.split(b"\n", 1)
-        event: dict[str, Any] = json.loads(line)
-        return event
+        try:
+            return parse_event(line)
+        except ValueError as error:
+            raise VllmError(
+                f"vLLM's process sent a line that is no event: {error} (whole log: {self.log.name})"
+            ) from error
 
     def _status(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
