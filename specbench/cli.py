@@ -302,5 +302,7 @@ def _show_traceback(error: Exception) -> None:
 def _say(message: str) -> None:
     """On standard error, without secrets and with nothing that no terminal can show."""
     from specbench.bench.redact import hide_secrets
+    from specbench.results.plain import one_line
 
-    typer.echo(hide_secrets(message).encode(errors="replace").decode(), err=True)
+    text = hide_secrets(message).encode(errors="replace").decode()
+    typer.echo("\n".join(map(one_line, text.split("\n"))), err=True)

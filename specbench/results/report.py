@@ -12,6 +12,7 @@ from specbench.results.caveats import collect_warnings, merged_warnings
 from specbench.results.compact import compact_frames
 from specbench.results.contexts import context_frame, context_rows
 from specbench.results.metrics import Row
+from specbench.results.plain import one_line
 from specbench.results.protocol import protocol_lines
 from specbench.results.records import RunRecord, Status
 from specbench.results.sources import Source, check_comparable, read_sources
@@ -66,7 +67,7 @@ class Summary:
     def header(self) -> list[str]:
         """What stands over every table and under every plot."""
         marks = [f"{MARK}: {'; '.join(self.marks)}"] if self.marks else []
-        return [*marks, *protocol_lines(self.runs)]
+        return [one_line(line) for line in (*marks, *protocol_lines(self.runs))]
 
 
 def summarise(folders: Path | Sequence[Path], force: bool = False) -> Summary:
@@ -103,7 +104,7 @@ def summarise(folders: Path | Sequence[Path], force: bool = False) -> Summary:
         rows=rows,
         contexts=contexts,
         frames=_frames(sources, rows, contexts),
-        warnings=warnings,
+        warnings=[one_line(line) for line in warnings],
         marks=marks,
         exit_status=exit_status(sources),
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from specbench.results.metrics import Row
+from specbench.results.plain import markdown, one_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +72,7 @@ def cell_text(row: Row, column: Column) -> str:
     if value is None:
         return UNKNOWN
     if column.kind == "text":
-        return str(value)
+        return one_line(str(value))
     text = format(value if column.scale == 1 else column.scale * value, column.form)
     if column.marked and row["all_degenerate"]:
         text += "*"
@@ -109,9 +110,12 @@ def value_frame(rows: Sequence[Row]) -> "pd.DataFrame":
 def to_markdown(rows: Sequence[Row], header: Sequence[str], notes: Sequence[str]) -> str:
     """The table in Markdown under its protocol, what a reader must know below it."""
     frame = text_frame(rows)
+    for column in COLUMNS:
+        if column.kind == "text":
+            frame[column.title] = [markdown(text) for text in frame[column.title]]
     align = ["left" if column.kind == "text" else "right" for column in COLUMNS]
     table = frame.to_markdown(index=False, disable_numparse=True, colalign=align if rows else None)
-    return "\n".join([*(f"{line}  " for line in header), "", table, "", *_bullets(notes)])
+    return "\n".join([*(f"{markdown(line)}  " for line in header), "", table, "", *_bullets(notes)])
 
 
 def to_latex(rows: Sequence[Row], header: Sequence[str]) -> str:
@@ -135,4 +139,4 @@ def _bounds(column: Column) -> tuple[str, ...]:
 
 
 def _bullets(notes: Sequence[str]) -> list[str]:
-    return [f"- {note}" for note in notes] + ([""] if notes else [])
+    return [f"- {markdown(note)}" for note in notes] + ([""] if notes else [])

@@ -9,6 +9,7 @@ from specbench.results.acceptance import ACCEPTANCE
 from specbench.results.cells import Cell, Group
 from specbench.results.metrics import SERVING, Metric, Row
 from specbench.results.overhead import TIME_SPLIT
+from specbench.results.plain import one_line, spreadsheet
 from specbench.results.records import ArmInfo, LosslessRecord, RefusedDataset, RunRecord
 from specbench.results.scores import SCORES
 from specbench.results.sources import Source
@@ -73,8 +74,8 @@ def name_rows(rows: list[Row]) -> list[Row]:
             workload += f" {row['max_prompt_tokens']:,}"
         if len(batches) > 1:
             workload += f" ×{row['batch_size']}"
-        row["workload"] = workload
-        row["series"] = f"{row['arm']} ({row['run']})" if row["arm"] in twice else row["arm"]
+        series = f"{row['arm']} ({row['run']})" if row["arm"] in twice else row["arm"]
+        row["workload"], row["series"] = one_line(workload), one_line(series)
     return rows
 
 
@@ -159,7 +160,8 @@ def to_csv(frame: "pd.DataFrame") -> bytes:
 
     # a column at a time, as objects: a count beside an unknown one must not become 48.0
     columns = {
-        name: pd.Series([_rounded(value) for value in frame[name]], dtype=object) for name in frame
+        name: pd.Series([spreadsheet(_rounded(value)) for value in frame[name]], dtype=object)
+        for name in frame
     }
     return pd.DataFrame(columns).to_csv(index=False).encode()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from specbench.errors import DataError
 from specbench.files import disk_errors, write_atomically
+from specbench.results.plain import one_line
 
 LOSS = ("step", "stage", "tokens", "lr", "lag", "loss", "accuracy", "grad_norm", "seconds")
 _STEP = re.compile(r"[0-9]{1,12}")
@@ -110,7 +111,8 @@ def draw_curves(folder: Path, title: str) -> bytes:
             marker=MARKERS[number],
             label=f"held out, {place}",
         )
-    axes.set(xlabel="optimizer step", ylabel="cross-entropy (nats a token)", title=title)
+    axes.set(xlabel="optimizer step", ylabel="cross-entropy (nats a token)")
+    axes.set_title(one_line(title), parse_math=False)
     axes.grid(alpha=0.3)
     axes.legend()
     buffer = io.BytesIO()

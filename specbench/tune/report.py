@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from specbench.config import RunConfig
+from specbench.results.plain import spreadsheet
 from specbench.results.report import write_file
 from specbench.tune.final import Comparison
 from specbench.tune.ledger import TrialRow
@@ -72,7 +73,7 @@ def write_trials(
             }
         )
     columns = [*COLUMNS[:2], budget, *COLUMNS[2:]]
-    frame = pd.DataFrame(table, columns=columns, dtype=object)
+    frame = pd.DataFrame(table, columns=columns, dtype=object).map(spreadsheet)
     return write_file(folder / TRIALS, frame.to_csv(index=False).encode())
 
 
@@ -104,7 +105,8 @@ def write_comparison(folder: Path, comparisons: Sequence[Comparison]) -> Path:
     import pandas as pd
 
     columns = ["arm", "over", "value", "low", "high"]
-    frame = pd.DataFrame([asdict(c) for c in comparisons], columns=columns, dtype=object)
+    rows = [asdict(c) for c in comparisons]
+    frame = pd.DataFrame(rows, columns=columns, dtype=object).map(spreadsheet)
     return write_file(folder / COMPARISON, frame.to_csv(index=False).encode())
 
 

@@ -11,12 +11,14 @@ import yaml
 from specbench.config import RunConfig
 from specbench.results.page.findings import findings
 from specbench.results.page.tables import page_tables
+from specbench.results.plain import one_line
 from specbench.results.protocol import model_name, versions
 from specbench.results.records import RunRecord
 from specbench.results.report import MARK, Summary
 from specbench.results.terminal import CPU_NOTE
 
 _REFERENCE = re.compile(r'(\bid="|href="#|url\(#)')
+_TAG = re.compile(r"<[^>]*>")
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 _NOT_GIVEN = ("output", "resume")
 
@@ -71,7 +73,9 @@ def _inline(name: str, svg: bytes) -> str:
     """An SVG as an element of the page: ids of its own, and no header."""
     text = svg.decode()
     text = _METADATA.sub("", text[text.index("<svg") :])
-    return _REFERENCE.sub(rf"\g<1>{name.removesuffix('.svg')}-", text)
+    own = rf"\g<1>{name.removesuffix('.svg')}-"
+    # within tags alone: what stands between them is text, in which < and > are written out
+    return _TAG.sub(lambda tag: _REFERENCE.sub(own, tag[0]), text)
 
 
 def _run(run: RunRecord, label: str | None) -> dict[str, Any]:
@@ -121,4 +125,4 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 def _text(value: Any) -> str:
     if value is None:
         return "–"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return one_line(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -23,6 +23,7 @@ _CHARACTERS_AN_INCH = 16  # of a caption
 _SETTINGS = {
     "hatch.linewidth": 0.6,
     "svg.fonttype": "none",  # text stays text: it can be selected, searched and set anew
+    "text.parse_math": False,  # names come from data, and may hold dollar signs
 }
 
 
