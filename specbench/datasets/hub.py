@@ -36,7 +36,15 @@ def hub_rows(
             )
             for config in dataset.hub_configs or (None,)
         ]
-    except (OSError, ValueError, transport_error, datasets.exceptions.DatasetsError) as error:
+    # beside the library's own errors, what it makes of a damaged cache
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        transport_error,
+        datasets.exceptions.DatasetsError,
+    ) as error:
         at = f" at revision {revision}" if revision else ""
         detail = (str(error).strip().splitlines() or ["no details"])[0][:300]
         raise DataError(

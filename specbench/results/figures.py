@@ -6,14 +6,13 @@ of a run), the `column` of its `table` (``repeats.csv`` by default), `where` (th
 that have one value each: ``{arm: vegas}``), and the `unit`.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from specbench.engine.safetensors_folder import read_json
 from specbench.errors import DataError, SpecbenchError
+from specbench.parsing import parse_yaml, shown
 from specbench.results.reading import read_run
 
 COLUMNS = ("id", "value", "low", "high", "unit", "record", "command", "commit")
@@ -33,10 +32,13 @@ def summarise_figures(folder: Path) -> Path:
 
     definitions = folder / "figures.yaml"
     try:
-        entries = yaml.safe_load(definitions.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise DataError(f"cannot read {definitions}: {error}") from error
-    rows = [_figure(folder, entry) for entry in entries or []]
+        entries = parse_yaml(definitions.read_bytes())
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"cannot read {definitions}: {reason}") from error
+    if not isinstance(entries, list | None):
+        raise DataError(f"{definitions} must hold a list of figures")
+    rows = [_figure(folder, _checked(entry, definitions)) for entry in entries or []]
     ids = [row["id"] for row in rows]
     double = sorted({name for name in ids if ids.count(name) > 1})
     if double:
@@ -46,18 +48,40 @@ def summarise_figures(folder: Path) -> Path:
     return path
 
 
+def _checked(entry: Any, definitions: Path) -> dict[str, Any]:
+    """An entry of the list, its fields of the types that they must have."""
+    if not isinstance(entry, dict):
+        raise DataError(f"{definitions}: a figure must be a mapping, not {shown(entry)}")
+    missing = _KEYS - set(entry)
+    if missing:
+        raise DataError(
+            f"{definitions}: the figure {shown(entry.get('id'))} lacks {', '.join(sorted(missing))}"
+        )
+    for key in ("id", "record", "column", "unit", "table"):
+        if not isinstance(entry.get(key, ""), str):
+            raise DataError(f"{definitions}: {key} must be a text, not {shown(entry[key])}")
+    values = entry["where"].values() if isinstance(entry["where"], dict) else [[]]
+    if any(isinstance(value, dict | list) for value in values):
+        raise DataError(
+            f"{definitions}: 'where' must give each column one value, not {shown(entry['where'])}"
+        )
+    inside = definitions.parent.resolve()
+    named = (inside / entry["record"] / entry.get("table", "repeats.csv")).resolve()
+    if "\0" in str(named) or not named.is_relative_to(inside):
+        raise DataError(f"{definitions}: {shown(entry['record'])} is outside {inside.name}")
+    return entry
+
+
 def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     import pandas as pd
 
-    missing = _KEYS - set(entry)
-    if missing:
-        raise DataError(f"the figure {entry.get('id', entry)} lacks {', '.join(sorted(missing))}")
     name, record = entry["id"], folder / entry["record"]
     table = record / entry.get("table", "repeats.csv")
     try:
         chosen = pd.read_csv(table)
-    except OSError as error:
-        raise DataError(f"{name}: cannot read {table}: {error}") from error
+    # pandas' own errors are ValueErrors
+    except (OSError, ValueError) as error:
+        raise DataError(f"{name}: cannot read {table}: {str(error)[:300]}") from error
     for column, value in entry["where"].items():
         chosen = chosen[chosen[column] == value] if column in chosen else chosen[:0]
     column = entry["column"]
@@ -71,6 +95,8 @@ def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     values = chosen[column]
     if values.isna().any():
         raise DataError(f"{name}: {column} is unknown in {table}")
+    if not pd.api.types.is_numeric_dtype(values):
+        raise DataError(f"{name}: {column} holds no numbers in {table}")
     environment = _environment(record)
     return {
         "id": name,
@@ -79,7 +105,7 @@ def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "high": values.max(),
         "unit": entry["unit"],
         "record": f"{folder.name}/{entry['record']}",
-        "command": " ".join(environment.get("argv") or []),
+        "command": " ".join(map(str, environment.get("argv") or [])),
         "commit": (environment.get("git") or {}).get("commit"),
     }
 
@@ -89,7 +115,10 @@ def _environment(record: Path) -> dict[str, Any]:
     alone = record / "environment.json"
     if not alone.is_file():
         return read_run(record).environment
-    content: dict[str, Any] = json.loads(alone.read_text(encoding="utf-8"))
+    content = read_json(alone)
+    argv, git = content.get("argv") or [], content.get("git") or {}
+    if not isinstance(argv, list) or not isinstance(git, dict):
+        raise DataError(f"{alone} is no environment of a run")
     return content
 
 

@@ -27,4 +27,3 @@ def spreadsheet(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(_FORMULA) and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value
-

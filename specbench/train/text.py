@@ -113,7 +113,15 @@ def _hub(spec: str, field: str) -> Iterator[str]:
     transport: type[Exception] = HfHubHTTPError.__bases__[0]
     try:
         table = datasets.load_dataset(name, subset or None, split="train")
-    except (OSError, ValueError, transport, datasets.exceptions.DatasetsError) as error:
+    # beside the library's own errors, what it makes of a damaged cache
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        transport,
+        datasets.exceptions.DatasetsError,
+    ) as error:
         detail = (str(error).strip().splitlines() or ["no details"])[0][:300]
         raise DataError(
             f"cannot load {name} from the hub ({type(error).__name__}: {detail}); without a "

@@ -13,10 +13,26 @@ from typing import Any
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, JournalFileSymlinkLock
 
 from specbench.errors import DataError, UsageError
+from specbench.parsing import is_plain, shown
 
 PATIENCE_S = 60.0
 """Seconds that a process waits for the journal before it says that it is locked."""
 _STALE_S = 5
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    "op_code": int,
+    "worker_id": str,
+    "study_name": str,
+    "directions": list,
+    "study_id": int,
+    "trial_id": int,
+    "user_attr": dict,
+    "system_attr": dict,
+    "state": int,
+    "values": (list, type(None)),
+    "param_name": str,
+    "param_value_internal": (int, float),
+    "distribution": str,
+}
 
 
 class LockedJournal(BaseJournalBackend):
@@ -54,7 +70,11 @@ class LockedJournal(BaseJournalBackend):
 
     def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
         """See BaseJournalBackend."""
-        return self._file.read_logs(log_number_from)
+        for entry in self._file.read_logs(log_number_from):
+            odd = _odd_field(entry)
+            if odd is not None:
+                raise DataError(f"the journal {self.path} is damaged: an entry's {odd}")
+            yield entry
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """See BaseJournalBackend.
@@ -96,6 +116,16 @@ class LockedJournal(BaseJournalBackend):
                         ) from None
                     time.sleep(0.01)
             yield
+
+
+def _odd_field(entry: Any) -> str | None:
+    """What of an entry is not of the type that Optuna writes; None where all is."""
+    if not isinstance(entry, dict) or "op_code" not in entry:
+        return "op_code is missing"
+    for name, kind in _FIELDS.items():
+        if name in entry and not is_plain(entry[name], kind):
+            return f"{name} cannot be {shown(entry[name])}"
+    return None
 
 
 def _refuse_foreign(path: Path) -> None:

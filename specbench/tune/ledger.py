@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import BaseModel, ValidationError
 
+from specbench.errors import DataError
+from specbench.results.facts import first_error
 from specbench.tune.objective import Scored
 from specbench.tune.space import Setting, Space
 from specbench.tune.steps import Result, Step
@@ -60,6 +63,31 @@ class TrialRow:
     reason: str | None
 
 
+class _Holder(BaseModel):
+    """The worker of a trial, as `Worker.describe` says it."""
+
+    host: str
+    pid: int
+    started: int | None
+
+
+class _Facts(BaseModel):
+    """What is stored with a trial."""
+
+    worker: _Holder | None = None
+    beat: float | None = None
+    status: str | None = None
+    reason: str | None = None
+    merit: float | None = None
+    noise: float | None = None
+    acceptance_length: float | None = None
+    output_throughput: float | None = None
+    mean_tpot_ms: float | None = None
+    passes: int | None = None
+    seconds: float | None = None
+    histograms: tuple[tuple[int, ...], ...] | None = None
+
+
 class Ledger:
     """The trials of one step.
 
@@ -90,9 +118,10 @@ class Ledger:
         for trial in self._trials():
             setting = self._setting(trial)
             if trial.state is TrialState.COMPLETE:
-                facts = trial.user_attrs
-                histograms = tuple(tuple(counts) for counts in facts["histograms"])
-                found.append(Result(setting, facts["merit"], facts["noise"], histograms))
+                facts = self._facts(trial)
+                if facts.histograms is None or facts.merit is None:
+                    raise DataError(f"{self._name(trial)} has a value, but no figures")
+                found.append(Result(setting, facts.merit, facts.noise, facts.histograms))
             elif trial.state is TrialState.FAIL and trial.user_attrs.get("status") != DOUBLE:
                 if trial.user_attrs.get("status") == ENDED:
                     deaths[setting.key] = deaths.get(setting.key, 0) + 1
@@ -156,12 +185,12 @@ class Ledger:
 
     def fail_stale(self, worker: Worker) -> int:
         """Fail what dead workers left running; how many trials that were."""
+        running = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        facts = [self._facts(trial).model_dump() for trial in running]
         stale = [
             trial
-            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            if not worker.sees_alive(
-                trial.user_attrs.get("worker"), trial.user_attrs.get("beat"), trial.datetime_start
-            )
+            for trial, known in zip(running, facts, strict=True)
+            if not worker.sees_alive(known["worker"], known["beat"], trial.datetime_start)
         ]
         storage = self.study._storage
         for trial in stale:
@@ -197,25 +226,41 @@ class Ledger:
         trials = self.study.get_trials(deepcopy=False)
         return [trial for trial in trials if self._has_setting(trial)]
 
+    def _name(self, trial: FrozenTrial) -> str:
+        return f"trial {trial.number} of the study {self.study.study_name!r}"
+
+    def _facts(self, trial: FrozenTrial) -> "_Facts":
+        """What is stored with a trial.
+
+        Raises
+        ------
+        DataError
+            A fact of another type, as this program does not write it.
+        """
+        try:
+            return _Facts.model_validate(trial.user_attrs)
+        except ValidationError as error:
+            raise DataError(f"{self._name(trial)} is damaged: {first_error(error)}") from error
+
     def _setting(self, trial: FrozenTrial) -> Setting:
         return Setting(trial.params.get(self._budget), trial.params.get("gamma"))
 
     def _row(self, trial: FrozenTrial) -> TrialRow:
-        facts = trial.user_attrs
+        facts = self._facts(trial)
         ended = trial.state in (TrialState.COMPLETE, TrialState.FAIL)
         return TrialRow(
             step=self.step.number,
             trial=trial.number,
             setting=self._setting(trial),
-            status=facts.get("status", "FAILED" if ended else "RUNNING")
+            status=facts.status or ("FAILED" if ended else "RUNNING")
             if trial.state is not TrialState.COMPLETE
             else "PASSED",
             value=trial.value if trial.state is TrialState.COMPLETE else None,
-            noise=facts.get("noise"),
-            acceptance_length=facts.get("acceptance_length"),
-            throughput=facts.get("output_throughput"),
-            tpot_ms=facts.get("mean_tpot_ms"),
-            passes=facts.get("passes"),
-            seconds=facts.get("seconds"),
-            reason=facts.get("reason"),
+            noise=facts.noise,
+            acceptance_length=facts.acceptance_length,
+            throughput=facts.output_throughput,
+            tpot_ms=facts.mean_tpot_ms,
+            passes=facts.passes,
+            seconds=facts.seconds,
+            reason=facts.reason,
         )

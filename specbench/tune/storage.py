@@ -23,6 +23,15 @@ IDENTITY = "specbench"
 _TRIES, _TRY_S = 20, 0.1
 # what databases call a table, a type or a row of Optuna's schema that has just come into being
 _MADE_MEANWHILE = re.compile(r"already exists|unique|duplicate", re.IGNORECASE)
+_DAMAGED = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    RecursionError,
+)
 _WAIT_S = {"sqlite": {"timeout": 60}, "postgresql": {"connect_timeout": 10}}
 
 
@@ -49,8 +58,18 @@ def open_storage(location: str | None, folder: Path) -> "tuple[BaseStorage, str]
 
         path = Path(location) if location else folder / JOURNAL
         with storage_errors(str(path)):
-            return optuna.storages.JournalStorage(LockedJournal(path)), str(path)
+            try:
+                return optuna.storages.JournalStorage(LockedJournal(path)), str(path)
+            # what Optuna makes of entries that are not as it wrote them
+            except _DAMAGED as error:
+                reason = _first(error)[:200].encode(errors="replace").decode()
+                raise DataError(
+                    f"the journal {path} is damaged: {type(error).__name__}: {reason}"
+                ) from error
     name = redact_text(location)
+    if location.partition("?")[0].count("@") > 1:
+        # what follows the first would be taken for a host, and be told in messages
+        raise UsageError(f"--storage {name}: write the @ of a user or password as %40")
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
     dialect = location.partition(":")[0].partition("+")[0]

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Literal
 from specbench.bench.redact import redact_message
 from specbench.bench.status import classify
 from specbench.config import Goal
-from specbench.errors import SpecbenchError
+from specbench.errors import DataError, SpecbenchError
+from specbench.parsing import is_plain, shown
+from specbench.results.facts import MOST_DRAFTS
 from specbench.tune.ledger import ENDED, Ledger
 from specbench.tune.objective import Best, Scored, score
 from specbench.tune.sample import LossyError, Measure, Sample
@@ -95,7 +97,7 @@ def run_step(
     step = ledger.step
     stored = ledger.study.user_attrs.get(CHOSEN)
     if stored is not None:
-        return Setting(stored["ratio"], stored["gamma"])
+        return _stored_choice(stored, ledger.study.study_name)
     ended = "search"
     while True:
         busy = ledger.running()
@@ -124,6 +126,17 @@ def run_step(
         CHOSEN, {"ratio": chosen.ratio, "gamma": chosen.gamma, "after": ended}
     )
     return chosen
+
+
+def _stored_choice(stored: object, study: str) -> Setting:
+    """What an earlier start chose, as `run_step` stores it."""
+    fields = stored if isinstance(stored, dict) else {}
+    ratio, gamma = fields.get("ratio"), fields.get("gamma")
+    whole = gamma is None or (is_plain(gamma, int) and 0 <= gamma <= MOST_DRAFTS)
+    share = ratio is None or (is_plain(ratio, (int, float)) and ratio > 0)
+    if not fields or not whole or not share:
+        raise DataError(f"the study {study!r} is damaged: it chose {shown(stored)}")
+    return Setting(ratio, gamma)
 
 
 def _run_trial(

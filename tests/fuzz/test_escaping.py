@@ -71,9 +71,7 @@ def fill(folder: Path, text: str) -> Path:
                 drafted = [0] * 6 if name == AR else [4, 4]
                 record = make_request(name, index, committed, drafted=drafted, dataset=dataset)
                 store.append_request(record.model_copy(update={"item_id": text}))
-            store.append_lossless(
-                make_verdict(name, 0, None, dataset=dataset, reason=text)
-            )
+            store.append_lossless(make_verdict(name, 0, None, dataset=dataset, reason=text))
             store.append_arm(
                 make_arm(name, dataset=dataset, graph_mode=text, attention_backend=text,
                          message=text)
