@@ -18,7 +18,7 @@ _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class _Facts(BaseModel):
     """Fields that are read somewhere; others may hold anything."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", strict=True)
 
 
 class _Config(_Facts):

@@ -192,7 +192,7 @@ class OverheadRecord(Record):
     arm: str
     dataset: str
     iterations: Whole = Field(ge=1, description="iterations behind the means")
-    iteration_ms: Real
+    iteration_ms: Real = Field(gt=0)
     draft_ms: Real
     verify_ms: Real
     selection_ms: Real = Field(description="by the difference of two iterations")

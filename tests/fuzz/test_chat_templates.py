@@ -90,7 +90,7 @@ def test_a_template_reaches_no_python(template: str, tokenizer: Any, tmp_path: P
         assert "function" not in text
 
 
-@examples(25)
+@examples(15)
 @given(data=st.data())
 def test_a_damaged_template(data: st.DataObject, tokenizer: Any) -> None:
     content = data.draw(damaged(CHAT_TEMPLATE.encode()))
@@ -100,7 +100,7 @@ def test_a_damaged_template(data: st.DataObject, tokenizer: Any) -> None:
         assert all(isinstance(token, int) for token in result.prompts[0].token_ids)
 
 
-@examples(30)
+@examples(15)
 @given(value=odd_values())
 def test_a_template_that_is_something_else(value: Any, tokenizer: Any) -> None:
     outcome(lambda: prompt(tokenizer, value), "chat template")

@@ -44,7 +44,7 @@ def read(kind: type[BaseModel], path: Path) -> BaseModel:
 
 
 @KINDS
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_changed_options(kind: type[BaseModel], data: st.DataObject, tmp_path: Path) -> None:
     values = data.draw(mutated(FILES[kind]))
@@ -55,7 +55,7 @@ def test_changed_options(kind: type[BaseModel], data: st.DataObject, tmp_path: P
 
 
 @KINDS
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_a_damaged_file(kind: type[BaseModel], data: st.DataObject, tmp_path: Path) -> None:
     path = tmp_path / "options.yaml"

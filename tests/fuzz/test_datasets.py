@@ -44,7 +44,7 @@ def load(name: str, path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ROWS)
-@examples(40)
+@examples(25)
 @given(data=st.data())
 def test_a_changed_row(name: str, data: st.DataObject, tmp_path: Path) -> None:
     rows = [data.draw(mutated(row)) for row in ROWS[name]]
@@ -56,7 +56,7 @@ def test_a_changed_row(name: str, data: st.DataObject, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("suffix", [".jsonl", ".json"])
-@examples(40)
+@examples(25)
 @given(data=st.data())
 def test_a_damaged_file(name: str, suffix: str, data: st.DataObject, tmp_path: Path) -> None:
     rows = ROWS[name]

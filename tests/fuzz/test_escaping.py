@@ -110,7 +110,7 @@ def harmless(tmp_path_factory: pytest.TempPathFactory) -> Summary:
     return summarise(fill(tmp_path_factory.mktemp("harmless") / "run", BENIGN))
 
 
-@examples(25)
+@examples(12)
 @given(text=texts())
 def test_no_text_changes_what_a_report_is_made_of(
     text: str, harmless: Summary, tmp_path_factory: pytest.TempPathFactory

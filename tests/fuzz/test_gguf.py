@@ -76,7 +76,7 @@ def test_the_valid_file_loads(valid: bytes, tmp_path: Path) -> None:
         load(path)
 
 
-@examples(150)
+@examples(100)
 @given(data=st.data())
 def test_a_damaged_header(data: st.DataObject, valid: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
@@ -107,7 +107,7 @@ def fields(draw: st.DrawFn, valid: bytes) -> bytes:
     return bytes(data)
 
 
-@examples(150)
+@examples(100)
 @given(data=st.data())
 def test_a_changed_field(data: st.DataObject, valid: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"

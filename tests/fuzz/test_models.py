@@ -48,7 +48,7 @@ def load(folder: Path) -> LoadedModel:
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-@examples(40)
+@examples(25)
 @given(data=st.data())
 def test_a_changed_configuration(
     name: str, data: st.DataObject, model: Path, tmp_path: Path
@@ -67,7 +67,7 @@ def test_a_changed_configuration(
 
 
 @pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "llama3", "default"])
-@examples(20)
+@examples(12)
 @given(data=st.data())
 def test_changed_rope_parameters(
     kind: str, data: st.DataObject, model: Path, tmp_path: Path
@@ -87,7 +87,7 @@ def test_rope_overrides(text: str) -> None:
     outcome(lambda: parse_override(text, 512, None, "m"), "--rope-scaling")
 
 
-@examples(60)
+@examples(25)
 @given(data=st.data())
 def test_a_changed_index(data: st.DataObject, model: Path, tmp_path: Path) -> None:
     valid = {"metadata": {"total_size": 1}, "weight_map": {"a": WEIGHTS, "b": WEIGHTS}}
@@ -159,7 +159,7 @@ def test_no_memory_is_taken_for_weights_that_no_file_holds(
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-@examples(40)
+@examples(25)
 @given(data=st.data())
 def test_changed_tokenizer_files(
     name: str, data: st.DataObject, model: Path, tmp_path: Path

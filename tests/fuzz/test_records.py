@@ -101,7 +101,7 @@ def test_the_whole_folder_gives_a_report(run: Path) -> None:
 NAMED = (".json", "vegas", "vllm", AR, "govreport")
 
 
-@examples(120)
+@examples(40)
 @given(data=st.data())
 def test_a_changed_run(data: st.DataObject, run: Path, tmp_path: Path) -> None:
     valid = json.loads((run / "run.json").read_bytes())
@@ -111,7 +111,7 @@ def test_a_changed_run(data: st.DataObject, run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LINES)
-@examples(50)
+@examples(12)
 @given(data=st.data())
 def test_a_changed_record(name: str, data: st.DataObject, run: Path, tmp_path: Path) -> None:
     lines = (run / name).read_bytes().splitlines()
@@ -128,7 +128,7 @@ def resume(folder: Path, plan: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("name", ["run.json", *LINES])
-@examples(40)
+@examples(10)
 @given(data=st.data())
 def test_a_damaged_file(name: str, data: st.DataObject, run: Path, tmp_path: Path) -> None:
     plan = read_run(run)
@@ -138,7 +138,7 @@ def test_a_damaged_file(name: str, data: st.DataObject, run: Path, tmp_path: Pat
     outcome(lambda: resume(folder, plan), *NAMED, "resume")
 
 
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_records_of_the_first_version(data: st.DataObject, run: Path, tmp_path: Path) -> None:
     valid = json.loads((run / "run.json").read_bytes()) | {"schema_version": 1}

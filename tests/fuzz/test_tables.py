@@ -32,7 +32,7 @@ def table(rows: list[dict[str, Any]], **options: Any) -> bytes:
 ROWS = [{"prompt": "once upon a time", "id": n, "more": [1.5, None]} for n in range(3)]
 
 
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_a_damaged_parquet_file(data: st.DataObject, tmp_path: Path) -> None:
     packed = data.draw(st.sampled_from((None, "zstd")))
@@ -77,7 +77,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (folder / "study.journal").read_bytes()
 
 
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_a_damaged_journal(data: st.DataObject, journal: bytes, tmp_path: Path) -> None:
     lines = journal.splitlines()
@@ -110,7 +110,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ENTRIES = [{"id": "f", "record": "run", "column": "tpot", "where": {"arm": "a"}, "unit": "ms"}]
 
 
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_changed_figures(data: st.DataObject, figures: Path) -> None:
     text = data.draw(

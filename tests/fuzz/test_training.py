@@ -54,7 +54,7 @@ def load_draft(folder: Path) -> None:
     weights.checksum(source)
 
 
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_a_changed_draft_configuration(data: st.DataObject, draft: Path, tmp_path: Path) -> None:
     valid = json.loads((draft / "config.json").read_text())
@@ -104,7 +104,7 @@ def checkpoints(draw: st.DrawFn, whole: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + whole[8 + size :]
 
 
-@examples(80)
+@examples(40)
 @given(data=st.data())
 def test_a_changed_checkpoint(data: st.DataObject, checkpoint: bytes, tmp_path: Path) -> None:
     content = data.draw(checkpoints(checkpoint) | damaged(checkpoint, within=4000))
@@ -112,7 +112,7 @@ def test_a_changed_checkpoint(data: st.DataObject, checkpoint: bytes, tmp_path: 
     outcome(lambda: resume(tmp_path), CHECKPOINT)
 
 
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_a_damaged_curve(data: st.DataObject, tmp_path: Path) -> None:
     rows = "".join(f"{step},short,100,0.1,1,2.5,0.5,1.0,9.5\n" for step in range(4))
@@ -129,7 +129,7 @@ def test_a_curve_of_something_else_is_not_drawn(tmp_path: Path) -> None:
     assert read_curve(tmp_path / "loss.csv") == [{"step": "1", "loss": "nan"}]
 
 
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_changed_tokens(data: st.DataObject, tmp_path: Path) -> None:
     for name in PARTS:
@@ -155,7 +155,7 @@ def test_tokens_of_another_type_are_encoded_anew(kind: object, tmp_path: Path) -
     assert read_corpus(tmp_path, {}, 0) is None
 
 
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_damaged_rows_of_text(data: st.DataObject, tmp_path: Path) -> None:
     rows = [{"text": "once", "id": 1}, {"text": "upon a time", "meta": {"a": [1]}}]

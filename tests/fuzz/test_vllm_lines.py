@@ -23,7 +23,7 @@ COUNTERS = {"vllm:num_preemptions": 0, "vllm:spec_decode_num_drafts": 2,
             "vllm:spec_decode_num_draft_tokens": 4, "vllm:spec_decode_num_accepted_tokens": 3,
             "vllm:spec_decode_num_accepted_tokens_per_pos": [2, 1]}  # fmt: skip
 EVENTS: list[dict[str, Any]] = [
-    {"event": "filled", "index": 0, "seconds": 0.5, "tokens": 3},
+    {"event": "filled", "index": 0, "seconds": 0.5, "tokens": 3, "cached": 0},
     {"event": "decoded", "tokens": 3},
     {"event": "finished", "index": 0, "output_ids": [4, 5, 6], "reason": "length", "decode_s": 0.1,
      "committed": [2], "step_s": [0.1], "running": [1]},
@@ -90,7 +90,7 @@ def test_the_whole_stream_gives_a_record(tmp_path: Path) -> None:
     generate(lines(EVENTS), tmp_path)
 
 
-@examples(150)
+@examples(60)
 @given(data=st.data())
 def test_a_changed_stream(data: st.DataObject, tmp_path: Path) -> None:
     events = data.draw(mutated(EVENTS))
@@ -98,7 +98,7 @@ def test_a_changed_stream(data: st.DataObject, tmp_path: Path) -> None:
     outcome(lambda: generate(sent, tmp_path), "vLLM", "vllm.log")
 
 
-@examples(100)
+@examples(50)
 @given(data=st.data())
 def test_a_damaged_stream(data: st.DataObject, tmp_path: Path) -> None:
     sent = data.draw(damaged(lines(EVENTS)))

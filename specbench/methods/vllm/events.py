@@ -35,6 +35,7 @@ class _Filled(_Event):
     index: int
     seconds: Real
     tokens: _Count
+    cached: _Count
 
 
 class _Decoded(_Event):
