@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from specbench.datasets import DATASETS
 from specbench.datasets.loading import load_items
+from specbench.datasets.plain_text import html_to_text
 from specbench.datasets.prompt_file import PromptFile
 from specbench.datasets.sample import sample_items
-from tests.support.hostile import damaged, examples, mutated, outcome, to_json
+from tests.support.hostile import bounded, damaged, examples, mutated, outcome, to_json
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "file": [
@@ -64,3 +65,17 @@ def test_a_damaged_file(name: str, suffix: str, data: st.DataObject, tmp_path: P
     path = tmp_path / f"rows{suffix}"
     path.write_bytes(data.draw(damaged(text.encode())))
     outcome(lambda: load(name, path), path.name)
+
+
+PIECES = ("<!--", "<a ", "<p x='", "<br ", "<pre", "<p\n", "<![CDATA[", "</p ", "&#1", "<", "<?")
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_markup_that_never_ends_takes_no_longer_than_its_length(piece: str) -> None:
+    with bounded(2.0):
+        shown = html_to_text("<p>a &lt; b</p>" + piece * 20000)
+    assert shown.startswith("a < b")
+
+
+def test_a_comparison_is_no_tag_and_a_comment_is_gone() -> None:
+    assert html_to_text("<p>if a<b<!-- x --> and b<10</p>") == "if a<b and b<10"

@@ -211,7 +211,7 @@ def test_vllm_is_told_to_trust_only_where_asked(trusted: bool, tmp_path: Path) -
 
     share = VllmShare(kv_bytes=1, total=1, group=1, utilization=None)
     config = RunConfig(trust_remote_code=trusted)
-    job = VllmJob(config, "vllm", tmp_path, 1, 16, (), False, share)
+    job = VllmJob(config, "vllm", tmp_path, 1, 16, (), 1000, False, share)
     words = VllmBackend(Vllm(VllmParameters()), job)._arguments(tmp_path)
     assert ("--trust-remote-code" in words) is trusted
 

@@ -68,7 +68,7 @@ class Ended:
 
 def generate(sent: bytes, folder: Path) -> None:
     share = VllmShare(kv_bytes=1, total=1, group=1, utilization=None)
-    job = VllmJob(RunConfig(), "vllm", folder, 1, 16, (), False, share)
+    job = VllmJob(RunConfig(), "vllm", folder, 1, 16, (), 1000, False, share)
     backend = VllmBackend(Vllm(VllmParameters(vllm_arg=(SPECULATIVE,))), job)
     backend._process = Recorded(sent, folder)
     backend._about = {"package": "vllm", "version": "0.30.0"}
