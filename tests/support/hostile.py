@@ -26,7 +26,7 @@ class Hang(BaseException):
 
 
 def examples(count: int) -> settings:
-    """`count` examples, the same ones each time; SPECBENCH_FUZZ_EXAMPLES of others where it is set."""
+    """`count` examples, always the same; SPECBENCH_FUZZ_EXAMPLES others where it is set."""
     checks = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large)
     random = SLOW_EXAMPLES > 0
     return settings(
