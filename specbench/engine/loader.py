@@ -142,7 +142,7 @@ def check_stored(source: Source, config: ModelConfig) -> None:
     """
     files = [source.root] if source.kind == "gguf" else weight_files(source)
     size = sum(file.stat().st_size for file in files)
-    if config.parameter_count() > 8 * size:
+    if config.parameter_count() > 8 * size + 2**20:
         raise DataError(
             f"{config.name}: its configuration asks for {config.parameter_count():,} weights, and "
             f"its files have {size:,} bytes"

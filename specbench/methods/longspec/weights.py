@@ -120,7 +120,7 @@ def load(source: Source, dtype: torch.dtype, device: torch.device | str) -> Draf
     """
     config = read_config(source.root, source.label)
     size = sum(file.stat().st_size for file in weight_files(source))
-    if config.parameter_count() > 8 * size:
+    if config.parameter_count() > 8 * size + 2**20:
         raise DataError(
             f"draft {source.label}: its configuration asks for {config.parameter_count():,} "
             f"weights, and its files have {size:,} bytes"
