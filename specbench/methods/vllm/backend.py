@@ -174,7 +174,7 @@ class VllmBackend(Backend):
             speculates = bool(self.method.speculation)
             try:
                 self.served = to_served(self._about, counts, tokens, speculates)
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, LookupError) as error:
                 raise VllmError(f"vLLM's counters contradict each other: {error}") from error
 
     @property
