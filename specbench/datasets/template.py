@@ -9,6 +9,7 @@ import os
 import resource
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -124,9 +125,7 @@ def _serve(
 ) -> None:
     """The process: chats in, texts out, until the other end is closed."""
     parent.close()  # else its end would never be seen
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        mapped = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + BYTES, mapped + BYTES))
+    _bound_memory()
     while True:
         try:
             messages = connection.recv()
@@ -136,6 +135,14 @@ def _serve(
             connection.send(_rendered(tokenizer, messages, options))
         except MemoryError:
             connection.send(("error", f"takes more than {BYTES / 2**20:.0f} MiB of memory"))
+
+
+def _bound_memory() -> None:
+    """No more than `BYTES` beside what is mapped; where the system says what that is."""
+    statm = Path("/proc/self/statm")
+    if statm.is_file():
+        most = int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _rendered(tokenizer: Any, messages: list[Message], options: dict[str, Any]) -> tuple[str, str]:
