@@ -100,3 +100,26 @@ def test_the_probe_splits_an_iteration(method: EngineMethod) -> None:
     assert found.split.phases["selection"] > 0
     assert found.frozen_split.phases["selection"] == 0
     engine.release_all()
+
+
+@pytest.mark.parametrize("method", [vegas(gamma=4), longspec_tree(tree_shape=(4, 16))])
+def test_graphs_are_replayed_after_memory_pressure(method: EngineMethod) -> None:
+    """What a graph reads and writes stays its own, whatever the allocator gives to others."""
+    model = tiny_model(9, torch.float32).to("cuda")
+    engine = Engine(model, rows=3, max_len=240, spare=method.nodes)
+    ids = prompts(9, [3, 50, 200])
+    before = decode(engine, method, ids, 24)
+    assert engine.overlaps
+    free, _ = torch.cuda.mem_get_info()
+    # everything that the allocator may reuse is taken, overwritten, given back and taken again
+    for share in (0.9, 0.5):
+        held = torch.full((int(share * free),), 255, dtype=torch.uint8, device="cuda")
+        small = [torch.full((2**k,), torch.nan, device="cuda") for k in range(8, 22)]
+        del held
+        torch.cuda.empty_cache()
+        after = decode(engine, method, ids, 24)
+        assert {i: g.output_ids for i, g in after.items()} == {
+            i: g.output_ids for i, g in before.items()
+        }
+        del small
+    engine.check_integrity()

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Bad memory accesses and races in the Triton kernels: compute-sanitizer over their tests.
+# usage: scripts/h200_sanitize.sh OUTPUT_FOLDER [memcheck|racecheck|initcheck]...
+# A selection of each file, since a test takes a hundred times longer; no caching of memory, so that
+# an access beyond a tensor is beyond an allocation.
+set -euo pipefail
+out=$1
+shift
+mkdir -p "$out"
+export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+status=0
+for tool in "${@:-memcheck}"; do
+    for name in paged_attention_triton sparse_attention_triton selection_triton linear qkv mlp head \
+        iteration tree_attention page_bounds_triton; do
+        log="$out/$tool.$name.txt"
+        if timeout "${SECONDS_EACH:-120}" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            --kernel-regex kns=_ --log-file "$log" \
+            python3 -m pytest -q -x -p no:cacheprovider "tests/kernels/test_$name.py" \
+            --maxfail 1 -k "${SELECT:-not compiles}" >"$log.pytest" 2>&1; then
+            echo "$tool $name: clean"
+        else
+            code=$?
+            status=1
+            # 124: the time was up, without an error so far
+            echo "$tool $name: exit $code, $(tail -n 1 "$log" 2>/dev/null)"
+            [[ $code != 124 ]] || status=0
+        fi
+    done
+done
+exit $status
