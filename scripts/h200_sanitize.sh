@@ -20,10 +20,9 @@ for tool in "${@:-memcheck}"; do
             echo "$tool $name: clean"
         else
             code=$?
-            status=1
-            # 124: the time was up, without an error so far
             echo "$tool $name: exit $code, $(tail -n 1 "$log" 2>/dev/null)"
-            [[ $code != 124 ]] || status=0
+            # 124: the time was up, without an error so far
+            [[ $code == 124 ]] || status=1
         fi
     done
 done
