@@ -122,7 +122,9 @@ def test_without_room_prompts_are_prefilled_again() -> None:
     engine.cache.check_integrity()
 
 
-@pytest.mark.parametrize("method", [magicdec("quest"), stream_draft(tiny_model(2))], ids=str)
+@pytest.mark.parametrize(
+    "method", [magicdec("quest"), stream_draft(tiny_model(2))], ids=["quest", "stream"]
+)
 def test_room_for_those_that_wait_keeps_all(method: EngineMethod) -> None:
     ids = prompts(4, [60, 41, 17, 60, 33, 60, 3])
     waiting = sum(sorted(map(len, ids))[2:])
