@@ -1,9 +1,9 @@
 """The engine: prefill, and one iteration of draft, verify, accept, commit, observe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from specbench.methods.base import EngineMethod
 
 if TYPE_CHECKING:
     from torch.cuda import CUDAGraph
+
+M = TypeVar("M", bound=torch.nn.Module)
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class Engine:
         # measurements leave out what the method does to choose
         self.frozen = False
         self.pages = RowPages(self.cache, keep_prompts)
+        self._drafters: dict[Hashable, Any] = {}
 
     @property
     def attention_backend(self) -> str:
@@ -157,6 +160,13 @@ class Engine:
         self._captured.pop(method, None)
         method.bind(self)
         self._capture()
+
+    def drafter(self, name: Hashable, load: Callable[[], M]) -> M:
+        """The weights of a draft, loaded once for all methods of this engine that name them so."""
+        if name not in self._drafters:
+            self._drafters[name] = load()
+        found: M = self._drafters[name]
+        return found
 
     def forget(self, method: EngineMethod) -> None:
         """Give up what was captured for `method`, before it is unbound."""

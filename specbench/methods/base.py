@@ -1,6 +1,7 @@
 """What a method is to a run, and to the engine: it drafts, and watches what verification saw."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -38,25 +39,35 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Tunable:
-    """What `specbench tune` may choose of a method, and where it looks by default.
+    """What `specbench tune` may choose of a method, and where it looks by default: two grids.
 
     Attributes
     ----------
     budget : str or None
-        The setting that says how much KV a draft reads; None for a method without one.
+        The setting that says how much a draft reads, or how wide it is; None for a method without
+        one.
     ratios : tuple of float
         Values of `budget`, ascending.
+    length : str
+        The setting that says how many tokens may be accepted: gamma, or the depth of trees.
     gammas : tuple of int
-        Values of gamma above 0, ascending; empty for a method whose gamma is fixed.
+        Values of `length` above 0, ascending; empty for a method where it is fixed.
     probe_gamma : int or None
-        The gamma at which ratios are compared by acceptance length: long enough to tell them
+        The length at which budgets are compared by acceptance length: long enough to tell them
         apart.
+    options : callable, optional
+        The options of a run that stand for a budget and a length; by default those of their names.
+    derived : tuple of str
+        Options that `options` sets besides.
     """
 
     budget: str | None = None
     ratios: tuple[float, ...] = ()
+    length: str = "gamma"
     gammas: tuple[int, ...] = ()
     probe_gamma: int | None = None
+    options: Callable[[float | None, int], dict[str, Any]] | None = None
+    derived: tuple[str, ...] = ()
 
 
 @dataclass

@@ -55,13 +55,13 @@ class DraftModel:
 
     def __init__(self, spec: str, loaded: "Transformer | None" = None) -> None:
         self.spec = spec
-        self._loaded = loaded
+        self.loaded = loaded
 
     @cached_property
     def config(self) -> "ModelConfig":
         """Its shape."""
-        if self._loaded is not None:
-            return self._loaded.config
+        if self.loaded is not None:
+            return self.loaded.config
         from specbench.engine.loader import read_model_config
 
         return read_model_config(self.spec)
@@ -69,7 +69,7 @@ class DraftModel:
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """What a record says of it (see `specbench.engine.provenance`)."""
-        if self._loaded is not None:
+        if self.loaded is not None:
             return {"spec": self.config.name}
         from specbench.engine.loader import describe_model
 
@@ -136,15 +136,13 @@ class DraftModel:
         return reach
 
     def load(self, dtype: torch.dtype, device: torch.device, positions: int) -> "Transformer":
-        """The model with its weights.
+        """The model with its weights, as it is named.
 
         Raises
         ------
         SpecbenchError
             See `load_model`.
         """
-        if self._loaded is not None:
-            return self._loaded
         from specbench.engine.loader import load_model
 
         return load_model(self.spec, device=device, dtype=dtype, max_len=positions).model

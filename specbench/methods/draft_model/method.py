@@ -67,8 +67,17 @@ class WithDraftModel(EngineMethod):
         bound = vars(self).get("drafter")
         if bound is None or bound.engine is not engine:
             reach = self.reach(engine.max_len, engine.prefill_chunk)
-            model = self.source.load(engine.dtype, engine.device, reach.positions)
-            self.drafter = Drafter(engine, model, reach)
+            self.drafter = Drafter(engine, self._load(engine, reach), reach)
+
+    def _load(self, engine: "Engine", reach: Reach) -> "Transformer":
+        """The small model; with positions for any setting, so that others need not load it anew."""
+        source = self.source
+        if source.loaded is not None:
+            return source.loaded
+        positions = max(reach.positions, min(source.config.context_length, engine.max_len))
+        return engine.drafter(
+            source.spec, lambda: source.load(engine.dtype, engine.device, positions)
+        )
 
     def admit(self, row: int, batch: Batch) -> None:
         """The drafter's own prefill."""

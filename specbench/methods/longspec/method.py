@@ -128,7 +128,8 @@ class LongSpec(EngineMethod):
             block = DraftBlock(config, engine.dtype, engine.device)
             block.randomise(0)
             return block
-        return load(source, engine.dtype, engine.device)
+        name = self.name, self.parameters.draft_weights
+        return engine.drafter(name, lambda: load(source, engine.dtype, engine.device))
 
     def report(self) -> dict[str, Any]:
         """The settings for the records, and the checksum of the weights.

@@ -10,7 +10,7 @@ from specbench.config import RunConfig
 from specbench.engine.batch import Batch
 from specbench.engine.sampling import Sampling
 from specbench.errors import UsageError
-from specbench.methods.base import Capabilities, TreeDraft
+from specbench.methods.base import Capabilities, TreeDraft, Tunable
 from specbench.methods.longspec.method import LongSpec, LongSpecParameters
 from specbench.methods.longspec.tree import Tree, grow
 
@@ -38,6 +38,14 @@ class LongSpecTreeParameters(LongSpecParameters):
         return self
 
 
+def _tuned(width: float | None, depth: int) -> dict[str, tuple[int, ...]]:
+    """A tree of equal levels, the first one a quarter as wide, as the default has it."""
+    nodes = int(width or 1)
+    if nodes != width:
+        raise UsageError(f"longspec: a level of {width:g} nodes: give a whole number")
+    return {"tree_shape": (max(nodes // 4, 1), *[nodes] * (depth - 1))}
+
+
 class LongSpecTree(LongSpec):
     """Trees of a fixed shape, each level in one forward of the block.
 
@@ -48,6 +56,15 @@ class LongSpecTree(LongSpec):
 
     capabilities = Capabilities(tree=True, needs_draft_weights=True)
     parameters_type = LongSpecTreeParameters
+    tunable = Tunable(
+        budget="width",
+        ratios=(2, 4, 8, 16),
+        length="depth",
+        gammas=(1, 2, 3, 4, 5, 6, 8),
+        probe_gamma=5,
+        options=_tuned,
+        derived=("tree_shape",),
+    )
     parameters: LongSpecTreeParameters
     shallower = "give --tree-shape fewer levels"
 
@@ -60,6 +77,16 @@ class LongSpecTree(LongSpec):
     def gamma(self) -> int:
         """The depth of the trees."""
         return len(self.shape)
+
+    @property
+    def depth(self) -> int:
+        """Levels."""
+        return len(self.shape)
+
+    @property
+    def width(self) -> int:
+        """Nodes of the widest level."""
+        return max(self.shape)
 
     @property
     def nodes(self) -> int:

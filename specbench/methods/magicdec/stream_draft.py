@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from specbench.engine.batch import Batch
-from specbench.methods.base import Draft, Tunable
+from specbench.methods.base import Draft
 from specbench.methods.draft_model.loading import Reach
 from specbench.methods.draft_model.method import WithDraftModel
 from specbench.methods.magicdec.method import MagicDec
@@ -42,7 +42,6 @@ class StreamDraft(WithDraftModel, MagicDec):
 
     summary = "a small model drafts; it reads the first tokens and a recent window"
     parameters_type = StreamDraftParameters
-    tunable = Tunable()
     parameters: StreamDraftParameters
 
     def report(self) -> dict[str, object]:

@@ -8,15 +8,17 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from specbench.engine.batch import Batch
-from specbench.methods.base import Parameters, TreeDraft
+from specbench.methods.base import Parameters, TreeDraft, Tunable
 from specbench.methods.draft_model.drafter import Drafter
 from specbench.methods.draft_model.opt_tree import opt_tree
+from specbench.methods.self_speculation import TUNABLE
 from specbench.methods.specextend.method import SpecExtend, SpecExtendParameters
 
 if TYPE_CHECKING:
     from specbench.engine.model_config import ModelConfig
 
 _MOST_ROWS, _MOST_COLUMNS = 128, 512  # of the tree attention's kernel
+_NODES_A_LEVEL = 5  # of trees that are tuned: what the default depth and nodes are to each other
 
 
 class TreeParameters(SpecExtendParameters):
@@ -36,9 +38,23 @@ class TreeParameters(SpecExtendParameters):
         return self
 
 
+def _tuned(ratio: float | None, depth: int) -> dict[str, float | int | None]:
+    """A budget, and a tree that has more nodes the deeper it is."""
+    return {"kept_ratio": ratio, "depth": depth, "nodes": _NODES_A_LEVEL * depth}
+
+
 class TreeExtend(SpecExtend):
     """OPT-Trees over a working KV of the chosen entries; a subclass says whose."""
 
+    tunable = Tunable(
+        budget=TUNABLE.budget,
+        ratios=TUNABLE.ratios,
+        length="depth",
+        gammas=(1, 2, 3, 4, 5, 6, 8, 10),
+        probe_gamma=6,
+        options=_tuned,
+        derived=("nodes",),
+    )
     parameters_type: ClassVar[type[Parameters]] = TreeParameters
     parameters: TreeParameters
     drafter: Drafter
