@@ -3,7 +3,8 @@
 ``python -m specbench.results.figures results/h200`` reads ``figures.yaml`` there and writes
 ``summary.csv`` beside it. Each entry of the YAML list names a figure's `id`, the `record` (a folder
 of a run), the `column` of its `table` (``repeats.csv`` by default), `where` (the rows, by columns
-that have one value each: ``{arm: vegas}``), and the `unit`.
+that have one value each: ``{arm: vegas}``), and the `unit`. Where the table has an interval of its
+own, `low` and `high` name its columns.
 """
 
 import sys
@@ -20,7 +21,7 @@ _KEYS = {"id", "record", "column", "unit", "where"}
 
 
 def summarise_figures(folder: Path) -> Path:
-    """Write `folder`/summary.csv: the median over repeats of each figure, and their range.
+    """Write `folder`/summary.csv: the median over repeats of each figure, and range or interval.
 
     Raises
     ------
@@ -85,24 +86,27 @@ def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     for column, value in entry["where"].items():
         chosen = chosen[chosen[column] == value] if column in chosen else chosen[:0]
     column = entry["column"]
-    if chosen.empty or column not in chosen:
-        raise DataError(f"{name}: {table} has no {column} where {entry['where']}")
+    bounds = entry.get("low", column), entry.get("high", column)
+    for wanted in (column, *bounds):
+        if chosen.empty or wanted not in chosen:
+            raise DataError(f"{name}: {table} has no {wanted} where {entry['where']}")
     for key in ("dataset", "arm", "case"):
         if key in chosen and chosen[key].nunique() > 1:
             raise DataError(f"{name}: several values of {key} in {table}; add it to 'where'")
     if "status" in chosen and set(chosen["status"]) != {"PASSED"}:
         raise DataError(f"{name}: {table} has passes that did not end PASSED")
-    values = chosen[column]
-    if values.isna().any():
-        raise DataError(f"{name}: {column} is unknown in {table}")
-    if not pd.api.types.is_numeric_dtype(values):
-        raise DataError(f"{name}: {column} holds no numbers in {table}")
+    for wanted in (column, *bounds):
+        if chosen[wanted].isna().any():
+            raise DataError(f"{name}: {wanted} is unknown in {table}")
+        if not pd.api.types.is_numeric_dtype(chosen[wanted]):
+            raise DataError(f"{name}: {wanted} holds no numbers in {table}")
+    low, high = (chosen[wanted] for wanted in bounds)
     environment = _environment(record)
     return {
         "id": name,
-        "value": values.median(),
-        "low": values.min(),
-        "high": values.max(),
+        "value": chosen[column].median(),
+        "low": low.min(),
+        "high": high.max(),
         "unit": entry["unit"],
         "record": f"{folder.name}/{entry['record']}",
         "command": " ".join(map(str, environment.get("argv") or [])),

@@ -37,6 +37,34 @@ def render_page(summary: Summary, plots: Mapping[str, bytes]) -> str:
     str
         HTML without a reference to anything outside it.
     """
+    several = len(summary.sources) > 1
+    models = dict.fromkeys(map(model_name, summary.runs))
+    return render_template(
+        "report.html.j2",
+        title=f"Speculative decoding of {' and '.join(models)}",
+        header=summary.header,
+        mark=MARK,
+        cpu_note=CPU_NOTE if any(r.config.get("device") == "cpu" for r in summary.runs) else None,
+        findings=findings(summary.rows),
+        tables=page_tables(summary),
+        plots=plots,
+        warnings=summary.warnings,
+        runs=[run_facts(s.run, s.label if several else None) for s in summary.sources],
+        again=_again(summary),
+    )
+
+
+def render_template(name: str, *, plots: Mapping[str, bytes], **content: Any) -> str:
+    """A page of one of the templates here, which escape what they are given.
+
+    Parameters
+    ----------
+    name : str
+    plots : mapping of str to bytes
+        Image files by name; the SVG files among them are shown.
+    **content
+        What the template asks for.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -49,24 +77,12 @@ def render_page(summary: Summary, plots: Mapping[str, bytes]) -> str:
     )
     table = environment.get_template("table.html.j2")
     environment.filters["table"] = lambda entry: Markup(table.render(entry=entry))
-    several = len(summary.sources) > 1
-    models = dict.fromkeys(map(model_name, summary.runs))
-    return environment.get_template("report.html.j2").render(
-        title=f"Speculative decoding of {' and '.join(models)}",
-        header=summary.header,
-        mark=MARK,
-        cpu_note=CPU_NOTE if any(r.config.get("device") == "cpu" for r in summary.runs) else None,
-        findings=findings(summary.rows),
-        tables=page_tables(summary),
-        plots=[
-            {"name": name.removesuffix(".svg"), "svg": Markup(_inline(name, svg))}
-            for name, svg in plots.items()
-            if name.endswith(".svg")
-        ],
-        warnings=summary.warnings,
-        runs=[_run(source.run, source.label if several else None) for source in summary.sources],
-        again=_again(summary),
-    )
+    shown = [
+        {"name": file.removesuffix(".svg"), "svg": Markup(_inline(file, svg))}
+        for file, svg in plots.items()
+        if file.endswith(".svg")
+    ]
+    return environment.get_template(name).render(plots=shown, **content)
 
 
 def _inline(name: str, svg: bytes) -> str:
@@ -78,7 +94,8 @@ def _inline(name: str, svg: bytes) -> str:
     return _TAG.sub(lambda tag: _REFERENCE.sub(own, tag[0]), text)
 
 
-def _run(run: RunRecord, label: str | None) -> dict[str, Any]:
+def run_facts(run: RunRecord, label: str | None) -> dict[str, Any]:
+    """What a page says of a run: its command, configuration and environment."""
     return {
         "label": label,
         "created": run.created,

@@ -95,12 +95,14 @@ def page_tables(summary: Summary) -> list[PageTable]:
     rows = summary.rows
     drafting = [row for row in rows if row["gamma"]]
     tables = [
-        _table("Speed, acceptance, losslessness", COLUMNS, rows),
-        _table("Acceptance", ACCEPTANCE, drafting),
-        _table("Time of one iteration", OVERHEAD, [r for r in rows if r["iteration_ms"]]),
-        _table("Serving times and memory", SERVING, [r for r in rows if r["status"] == "PASSED"]),
-        _table("Task scores", SCORES, [row for row in rows if row["score"] is not None]),
-        _table("Data", DATA, _datasets(summary)),
+        page_table("Speed, acceptance, losslessness", COLUMNS, rows),
+        page_table("Acceptance", ACCEPTANCE, drafting),
+        page_table("Time of one iteration", OVERHEAD, [r for r in rows if r["iteration_ms"]]),
+        page_table(
+            "Serving times and memory", SERVING, [r for r in rows if r["status"] == "PASSED"]
+        ),
+        page_table("Task scores", SCORES, [row for row in rows if row["score"] is not None]),
+        page_table("Data", DATA, _datasets(summary)),
     ]
     return [table for place, table in enumerate(tables) if table.rows or place == 0]
 
@@ -120,7 +122,8 @@ def _datasets(summary: Summary) -> list[Row]:
     return list(entries.values())
 
 
-def _table(title: str, columns: Sequence[Column], rows: Sequence[Row]) -> PageTable:
+def page_table(title: str, columns: Sequence[Column], rows: Sequence[Row]) -> PageTable:
+    """A table of `rows` in the form that the template shows."""
     return PageTable(
         title=title,
         columns=[Heading(column.title, column.kind != "text") for column in columns],
