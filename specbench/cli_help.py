@@ -12,7 +12,7 @@ SETTINGS, SERVED, OTHER = "Settings of methods", "Settings of vLLM", "Options"
 ORDER = (METHODS, TUNING, DATA, MODEL, DECODING, PROTOCOL, SETTINGS, SERVED, OTHER)
 
 _GROUPS = {
-    METHODS: ("method", "dataset", "variant", "baseline"),
+    METHODS: ("method", "dataset", "variant", "baseline", "schedule"),
     DATA: (
         "source",
         "revision",
@@ -45,7 +45,16 @@ _GROUPS = {
         "prefill_chunk",
     ),
     PROTOCOL: ("repeats", "reuse_prompts", "output", "resume", "timeout"),
-    TUNING: ("ratios", "gammas", "objective", "budget_minutes", "storage", "workers", "study"),
+    TUNING: (
+        "ratios",
+        "gammas",
+        "exhaustive",
+        "objective",
+        "budget_minutes",
+        "storage",
+        "workers",
+        "study",
+    ),
 }
 _GROUP_OF = {name: group for group, names in _GROUPS.items() for name in names}
 
@@ -56,10 +65,12 @@ specbench run --method all --dataset all --output runs/all --dry-run
 specbench run --method all --dataset all --output runs/all --shard 2/4
 specbench run --model ./my-model --dataset file:prompts.jsonl --gamma 8 --kept-ratio 0.05
 specbench run --config runs/x/tuned.yaml
+specbench run --schedule runs/x/schedule.yaml --batch-size 16
 """
 TUNE_EXAMPLES = """
 specbench tune --method vegas --dataset longbench-v2
 specbench tune --method vegas --dataset govreport --ratios 0.02,0.05,0.1 --gammas 2,4,8
+specbench tune --method vegas --batch-size 1,4,16,64 --context-len 2048,8192,20000
 """
 REPORT_EXAMPLES = """
 specbench report runs/x

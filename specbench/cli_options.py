@@ -80,7 +80,7 @@ def _annotation(name: str, field: FieldInfo) -> Any:
     if name in LISTS:
         kind, metavar = list[str], "NAME[,NAME]"
         help_text += " May be repeated."
-    if name in NUMBERS:
+    if name in NUMBERS or (name not in LISTS and plain is int and _is_tuple(field.annotation)):
         metavar = f"{metavar}[,{metavar}]"
     if name in REPEATED:
         kind, metavar = list[str], REPEATED[name]
@@ -118,6 +118,10 @@ def _members(annotation: Any) -> list[Any]:
     if origin is Annotated:
         return _members(get_args(annotation)[0])
     return [annotation]
+
+
+def _is_tuple(annotation: Any) -> bool:
+    return any(get_origin(part) is tuple for part in (annotation, *get_args(annotation)))
 
 
 def _plain_type(annotation: Any) -> type:

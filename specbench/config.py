@@ -11,6 +11,7 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    field_validator,
 )
 
 from specbench.errors import UsageError
@@ -25,7 +26,6 @@ Positions = Literal["absolute", "cache-relative"]
 Normaliser = Literal["exact", "previous"]
 AttentionBackend = Literal["auto", "triton", "flash-attn", "sdpa"]
 Goal = Literal["throughput", "tpot"]
-Ratio = Annotated[float, Field(gt=0, le=1)]
 Gamma = Annotated[int, Field(ge=0, le=64)]
 
 
@@ -99,6 +99,9 @@ class RunConfig(BaseModel):
     resume: bool = Field(False, description="Continue the run in the output folder.")
     timeout: PositiveInt = Field(
         1800, description="Seconds without a token after which an arm has timed out."
+    )
+    schedule: Path | None = Field(
+        None, description="Settings by batch and context, as a tuning of several loads left them."
     )
 
     variant: str | None = Field(
@@ -199,18 +202,38 @@ class TuneConfig(RunConfig):
     reuse_prompts: bool = Field(
         True, description="Prefill each prompt once, and keep its KV for all trials."
     )
-    ratios: tuple[Ratio, ...] | None = Field(
-        None, min_length=1, description="Values of kept_ratio to measure, all of them."
+    batch_size: tuple[PositiveInt, ...] | None = Field(  # type: ignore[assignment]
+        None,
+        min_length=1,
+        description="Requests that decode together; several make a table by load.",
+    )
+    context_len: tuple[PositiveInt, ...] | None = Field(  # type: ignore[assignment]
+        None,
+        min_length=1,
+        description="Longest prompt in tokens; several make a table by load.",
+    )
+    ratios: tuple[PositiveFloat, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Values of kept_ratio (of a tree's width for LongSpec) to measure, all of "
+        "them.",
     )
     gammas: tuple[Gamma, ...] | None = Field(
-        None, min_length=1, description="Values of gamma to measure, all of them; 0 is added."
+        None,
+        min_length=1,
+        description="Values of gamma (of the depth of trees) to measure, all of them; 0 is added.",
+    )
+    exhaustive: bool = Field(
+        False,
+        description="As a check, measure all of the grids after the three steps, and run their "
+        "best beside the choice at the end.",
     )
     objective: Goal = Field("throughput", description="What to make best.")
     held_out: PositiveInt | None = Field(
         None, description="Prompts of the final figure, beside those of --num-prompts."
     )
     budget_minutes: PositiveFloat | None = Field(
-        None, description="Minutes of trials, after which the best so far is the choice."
+        None, description="Minutes of trials of a load, after which the best so far is the choice."
     )
     storage: str | None = Field(
         None, description="URL of an Optuna database, or path of a journal file."
@@ -220,9 +243,25 @@ class TuneConfig(RunConfig):
     )
     study: str | None = Field(None, min_length=1, description="Name of the study in the storage.")
 
+    @field_validator("batch_size", "context_len", mode="before")
+    @classmethod
+    def _each_once(cls, given: Any) -> Any:
+        """One number or several, as YAML and the command line have them, each once, ascending."""
+        if isinstance(given, str):
+            given = [part.strip() for part in given.split(",") if part.strip()]
+        if isinstance(given, int):
+            given = (given,)
+        if isinstance(given, list | tuple) and all(str(n).isdecimal() for n in given):
+            return tuple(sorted({int(n) for n in given}))
+        return given
+
     def run_config(self) -> RunConfig:
-        """The options that a run has too."""
-        return RunConfig(**{name: getattr(self, name) for name in RunConfig.model_fields})
+        """The options that a run has too; for a tuning of one load."""
+        values = {name: getattr(self, name) for name in RunConfig.model_fields}
+        for name in ("batch_size", "context_len"):
+            if values[name] is not None:
+                (values[name],) = values[name]
+        return RunConfig(**values)
 
 
 METHOD_FIELDS = (
@@ -358,9 +397,11 @@ def _encodes(text: str) -> bool:
 
 def _explain(error: ValidationError, places: dict[str, str]) -> str:
     lines = []
-    for item in error.errors()[:_MOST_SHOWN]:
+    # that a list is too short is said where nothing is wrong with its values
+    found = [e for e in error.errors() if e["type"] != "too_short"] or error.errors()
+    for item in found[:_MOST_SHOWN]:
         name = str(item["loc"][0]) if item["loc"] else "?"
         reason = item["msg"].lower() + places.get(name, "")
         lines.append(f"--{name.replace('_', '-')} {shown(item['input'])}: {reason}")
-    more = error.error_count() - len(lines)
+    more = len(found) - len(lines)
     return "; ".join(lines) + (f"; and {more} more" if more > 0 else "")

@@ -62,6 +62,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "trust_remote_code": ([], True),
     "threads": (["2"], 2),
     "output": (["runs/a"], Path("runs/a")),
+    "schedule": (["runs/t/schedule.yaml"], Path("runs/t/schedule.yaml")),
     "resume": ([], True),
     "variant": (["x"], "x"),
     "gamma": (["0"], 0),

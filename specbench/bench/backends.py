@@ -21,15 +21,51 @@ from specbench.results.records import Status
 if TYPE_CHECKING:
     from specbench.bench.plan import Plan
     from specbench.engine.engine import Engine
+    from specbench.engine.model import Transformer
     from specbench.engine.probe import Probe
     from specbench.engine.sampling import Sampling
 
 
-class EngineHost:
-    """specbench's own engine, loaded when it is wanted and unloaded when another has the turn."""
+class Weights:
+    """The model of a plan, loaded when the first engine wants it."""
 
     def __init__(self, plan: "Plan") -> None:
+        self._plan = plan
+        self._model: Transformer | None = None
+
+    @property
+    def model(self) -> "Transformer":
+        """With positions for the plan's longest request; see `load_model`."""
+        if self._model is None:
+            from specbench.engine.loader import load_model
+
+            config = self._plan.config
+            self._model = load_model(
+                config.model,
+                device=str(config.device),
+                dtype=self._plan.dtype,
+                max_len=self._plan.max_len,
+                revision=config.model_revision,
+                rope_scaling=config.rope_scaling,
+                seed=config.seed,
+                trust_remote_code=config.trust_remote_code,
+            ).model
+        return self._model
+
+
+class EngineHost:
+    """specbench's own engine, loaded when it is wanted and unloaded when another has the turn.
+
+    Parameters
+    ----------
+    plan : Plan
+    weights : Weights, optional
+        Those that the engines of several plans share, and that outlive this one.
+    """
+
+    def __init__(self, plan: "Plan", weights: Weights | None = None) -> None:
         self.plan = plan
+        self._shared = weights
         self._engine: Engine | None = None
 
     @property
@@ -51,7 +87,7 @@ class EngineHost:
             self._engine.forget(method)
 
     def close(self) -> None:
-        """Free weights and KV cache."""
+        """Free the KV cache, and weights that are not shared."""
         if self._engine is None:
             return
         self._engine = None
@@ -67,22 +103,13 @@ class EngineHost:
 
     def _load(self) -> "Engine":
         from specbench.engine.engine import Engine
-        from specbench.engine.loader import load_model
 
         config, plan = self.plan.config, self.plan
-        loaded = load_model(
-            config.model,
-            device=str(config.device),
-            dtype=plan.dtype,
-            max_len=plan.max_len,
-            revision=config.model_revision,
-            rope_scaling=config.rope_scaling,
-            seed=config.seed,
-            trust_remote_code=config.trust_remote_code,
-        )
+        weights = self._shared or Weights(plan)
+        model = weights.model
         try:
             return Engine(
-                loaded.model,
+                model,
                 rows=plan.rows,
                 max_len=plan.max_len,
                 max_new_tokens=max(r.max_new_tokens for w in plan.workloads for r in w.requests),

@@ -1,5 +1,6 @@
 """The largest batch that fits into memory, or the one asked for; and room for prompts that wait."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,20 +64,20 @@ def fit_memory(
     config: RunConfig,
     shape: "ModelConfig",
     dtype: Any,
-    arms: list[Arm],
+    arms_at: Callable[[int], list[Arm]],
     workloads: list[Workload],
     max_len: int,
     choices: list[str],
 ) -> tuple[RunConfig, Fit]:
-    """Choose the largest batch that fits, or check the one asked for."""
+    """Choose the largest batch that fits, or check the one asked for; arms may depend on it."""
     from specbench.engine.compute import uses_triton
 
     device = str(config.device)
     free = available_bytes(device)
-    methods = [arm.method for arm in arms if isinstance(arm.method, EngineMethod)]
-    served = [arm for arm in arms if not isinstance(arm.method, EngineMethod)]
 
-    def fit(rows: int, kept_tokens: int) -> Fit:
+    def fit(arms: list[Arm], rows: int, kept_tokens: int) -> Fit:
+        methods = [arm.method for arm in arms if isinstance(arm.method, EngineMethod)]
+        served = [arm for arm in arms if not isinstance(arm.method, EngineMethod)]
         memory = None
         if methods:
             memory = plan_memory(
@@ -105,18 +106,18 @@ def fit_memory(
 
     def plan(batch: int) -> tuple[RunConfig, Fit]:
         chosen = config.model_copy(update={"batch_size": batch})
-        rows = rows_of(chosen, workloads)
+        arms, rows = arms_at(batch), rows_of(chosen, workloads)
         waiting = _waiting_tokens(workloads, rows) if config.reuse_prompts else 0
         if waiting:
             try:
-                found = fit(rows, waiting)
+                found = fit(arms, rows, waiting)
             except OutOfMemoryError:
                 pass
             else:
                 # engines that take turns lose what they keep
                 if not found.residency.exclusive:
                     return chosen, found
-        return chosen, fit(rows, 0)
+        return chosen, fit(arms, rows, 0)
 
     if config.batch_size is not None:
         return plan(config.batch_size)

@@ -8,6 +8,8 @@ from specbench.bench.defaults import resolve_machine
 from specbench.bench.fit import fit_memory, rows_of
 from specbench.bench.memory import MemoryPlan
 from specbench.bench.residency import Residency
+from specbench.bench.schedule import read_schedule
+from specbench.bench.scheduled import resolve, settle
 from specbench.bench.shards import Cell, Shard, shard_cells
 from specbench.bench.workload import Workload, build_workloads, fit_context
 from specbench.config import RunConfig
@@ -86,6 +88,7 @@ class Plan:
             [arm.name for arm in self.arms],
             plain,
             shard,
+            self.cells,
         )
         datasets, arms = ({cell[place] for cell in cells} for place in (0, 1))
         return replace(
@@ -117,6 +120,9 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
     from specbench.engine.loader import read_model_config
     from specbench.engine.tokenizer import load_tokenizer
 
+    schedule = read_schedule(config.schedule) if config.schedule else None
+    if schedule:
+        config = settle(schedule, config)
     config, choices = resolve_machine(config)
     arms = build_arms(config, choices) if arms is None else arms
     spec = str(config.model)
@@ -129,7 +135,17 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
     dtype = getattr(torch, str(config.dtype))
     arms = _able(arms, config, shape, max_len, choices)
     check_graph_modes(arms, config, dtype)
-    config, fit = fit_memory(config, shape, dtype, arms, workloads, max_len, choices)
+
+    able = arms
+
+    def picked(batch: int) -> tuple[list[Arm], list[Cell] | None, list[str]]:
+        return resolve(schedule, able, workloads, batch, config) if schedule else (able, None, [])
+
+    config, fit = fit_memory(
+        config, shape, dtype, lambda batch: picked(batch)[0], workloads, max_len, choices
+    )
+    arms, cells, said = picked(config.batch_size or 1)
+    choices += said
     arms = _able(arms, config, shape, max_len, choices)  # now with the batch size
     return Plan(
         config=config,
@@ -144,6 +160,7 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
         rows=rows_of(config, workloads),
         dtype=dtype,
         refused=refused,
+        cells=cells,
     )
 
 

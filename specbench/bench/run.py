@@ -15,6 +15,7 @@ from specbench.bench.lossless import Judge
 from specbench.bench.passes import Runner, interleave
 from specbench.bench.plan import Plan, make_plan
 from specbench.bench.redact import redact
+from specbench.bench.scheduled import settled
 from specbench.bench.scoring import score_outputs
 from specbench.bench.shards import Shard
 from specbench.bench.status import classify
@@ -69,7 +70,7 @@ def run_benchmark(
     import torch
 
     began = time.perf_counter()
-    config = _with_output(config, shard)
+    config = _with_output(settled(config), shard)
     if not dry_run:
         _check_output(config)
     if config.threads:

@@ -1,6 +1,7 @@
 """A part of a plan, for another GPU or machine: `--shard I/N`."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specbench.errors import UsageError
@@ -37,7 +38,11 @@ def parse_shard(text: str) -> Shard:
 
 
 def shard_cells(
-    datasets: list[str], arms: list[str], baselines: list[str], shard: Shard
+    datasets: list[str],
+    arms: list[str],
+    baselines: list[str],
+    shard: Shard,
+    only: Sequence[Cell] | None = None,
 ) -> list[Cell]:
     """The (dataset, arm) pairs of one part.
 
@@ -51,6 +56,9 @@ def shard_cells(
         Of the whole plan.
     baselines : list of str
         Those of `arms` that others are compared with.
+    shard : Shard
+    only : sequence of (str, str), optional
+        The pairs of the whole plan, where not every arm runs on every dataset.
 
     Raises
     ------
@@ -59,7 +67,8 @@ def shard_cells(
     """
     shared = [arm for arm in arms if arm in baselines]
     own = [arm for arm in arms if arm not in baselines] or shared
-    cells = [(dataset, arm) for dataset in datasets for arm in own]
+    every = [(dataset, arm) for dataset in datasets for arm in own]
+    cells = [cell for cell in every if only is None or cell in only]
     if shard.count > len(cells):
         raise UsageError(
             f"--shard {shard.number}/{shard.count}: the plan has {len(cells)} cells to share out; "

@@ -58,7 +58,7 @@ def _checked(entry: Any, definitions: Path) -> dict[str, Any]:
         raise DataError(
             f"{definitions}: the figure {shown(entry.get('id'))} lacks {', '.join(sorted(missing))}"
         )
-    for key in ("id", "record", "column", "unit", "table"):
+    for key in ("id", "record", "column", "unit", "table", "low", "high"):
         if not isinstance(entry.get(key, ""), str):
             raise DataError(f"{definitions}: {key} must be a text, not {shown(entry[key])}")
     values = entry["where"].values() if isinstance(entry["where"], dict) else [[]]

@@ -39,6 +39,15 @@ def test_a_plan_of_nothing_but_the_baseline_is_shared_out_too() -> None:
     assert parts == [[("a", "ar")], [("b", "ar")]]
 
 
+def test_arms_that_do_not_run_on_every_dataset_are_shared_out_where_they_do() -> None:
+    only = [("a", "ar"), ("b", "ar"), ("a", "short"), ("b", "long")]
+    arms = ["ar", "short", "long"]
+    parts = [shard_cells(["a", "b"], arms, ["ar"], Shard(i, 2), only) for i in (1, 2)]
+    assert parts == [[("a", "ar"), ("a", "short")], [("b", "ar"), ("b", "long")]]
+    with pytest.raises(UsageError, match="2 cells to share out"):
+        shard_cells(["a", "b"], arms, ["ar"], Shard(3, 3), only)
+
+
 @pytest.mark.parametrize("text", ["0/4", "5/4", "2", "a/b", "1/0", "-1/2", "1/2/3", ""])
 def test_what_is_no_shard_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--shard"):
