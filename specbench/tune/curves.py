@@ -39,7 +39,7 @@ def draw_curves(
             # a step may look up what an earlier one measured
             line = [r for r in scored if r.step == 2]
             points = [(float(r.setting.gamma or 0), r.value, r.noise) for r in line]
-            place, label = float(setting.gamma or 0), "gamma"
+            place, label = float(setting.gamma or 0), space.length
         else:
             line = [
                 r
@@ -52,11 +52,11 @@ def draw_curves(
             place, label = float(setting.ratio or 0), budget
         value = f"{goal} ({rules.unit}), penalised median" if number > 1 else _AL
         title = f"Step {number}: {titles[number]}"
-        draw = partial(_curve, points, place, label, value, title)
+        draw = partial(_curve, points, place, label, value, title, number != 2)
         drawn |= render(f"step{number}", draw, [caption])
     if space.ratios and space.gammas:
         last = chosen[max(chosen)]
-        drawn |= render("contour", partial(_contour, rows, last, budget), [caption])
+        drawn |= render("contour", partial(_contour, rows, last, budget, space.length), [caption])
     return drawn
 
 
@@ -66,6 +66,7 @@ def _curve(
     label: str,
     value: str,
     title: str,
+    logarithmic: bool,
 ) -> "tuple[Figure, str]":
     figure, axes = _figure()
     points = sorted(points)
@@ -77,7 +78,7 @@ def _curve(
     if at:
         axes.plot([place], at[-1:], "*", color=_CHOICE, markersize=16, label=f"chosen: {place:g}")
         axes.legend()
-    if label != "gamma" and len(xs) > 1:
+    if logarithmic and len(xs) > 1:
         axes.set_xscale("log")
         _plain_ticks(axes, xs)
     axes.set_xlabel(label)
@@ -87,7 +88,9 @@ def _curve(
     return figure, "Whiskers: 1.96 standard errors."
 
 
-def _contour(rows: Sequence[TrialRow], chosen: Setting, budget: str) -> "tuple[Figure, str]":
+def _contour(
+    rows: Sequence[TrialRow], chosen: Setting, budget: str, length: str
+) -> "tuple[Figure, str]":
     """Every measured throughput; filled contours where the points span an area."""
     from matplotlib.tri import Triangulation
 
@@ -121,7 +124,7 @@ def _contour(rows: Sequence[TrialRow], chosen: Setting, budget: str) -> "tuple[F
     axes.set_xlim(min(xs) / 1.15, max(xs) * 1.3)  # room for the labels
     axes.set_ylim(min(ys) - 0.4, max(ys) + 0.6)
     axes.set_xlabel(budget)
-    axes.set_ylabel("gamma")
+    axes.set_ylabel(length)
     axes.set_title("Decode throughput of all trials; the star is the choice")
     return figure, "Every point is a trial; contours between them are interpolated."
 

@@ -1,4 +1,4 @@
-"""The final figure: default settings against tuned ones on prompts that tuning never saw."""
+"""The final figure: the choice beside default settings on prompts that tuning never saw."""
 
 import time
 from collections.abc import Sequence
@@ -15,13 +15,18 @@ from specbench.config import RunConfig
 from specbench.methods import METHODS
 from specbench.results.cells import AUTOREGRESSIVE, Cell, Group, build_groups
 from specbench.results.reading import RUN, read_folder
-from specbench.results.throughput import SpeedUp
+from specbench.results.throughput import DecodeThroughput, SpeedUp
 from specbench.tune.space import Setting, Space
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-FINAL = "final"
+DEFAULT, GRID, TUNED = "default", "grid", "tuned"
+
+
+def final_folder(folder: Path, exhaustive: bool) -> Path:
+    """Where the final run of a tuning in `folder` is: with the grids' best it is another run."""
+    return folder / ("final-grid" if exhaustive else "final")
 
 
 @dataclass(frozen=True)
@@ -34,15 +39,31 @@ class Comparison:
     low: float | None
     high: float | None
 
+    @property
+    def same(self) -> bool:
+        """Whether both are one setting, so that the ratio is 1 without a measurement."""
+        return self.value == self.low == self.high == 1.0
 
-def final_arms(config: RunConfig, space: Space, chosen: Setting) -> list[Arm]:
-    """The baseline, the method's own settings, and the tuned ones where they differ."""
+
+def final_arms(
+    config: RunConfig, space: Space, chosen: Setting, grid_best: Setting | None = None
+) -> list[Arm]:
+    """The baseline, the method's own settings, the grids' best, the tuned ones: each once."""
     baseline = METHODS.get(AUTOREGRESSIVE).from_config(config)
     arms = [Arm(AUTOREGRESSIVE, baseline)] if config.baseline else []
-    name = space.method.name
-    if chosen.key != space.start.key:
-        arms.append(Arm(f"{name}-default", space.method.from_config(config)))
-    return [*arms, Arm(f"{name}-tuned", space.build(chosen, config))]
+    for kind, setting in _settings(space, chosen, grid_best).items():
+        same = kind != TUNED and setting.key == chosen.key
+        if same or (kind == GRID and setting.key == space.start.key):
+            continue
+        own = space.method.from_config(config)
+        method = own if kind == DEFAULT else space.build(setting, config)
+        arms.append(Arm(f"{space.method.name}-{kind}", method))
+    return arms
+
+
+def _settings(space: Space, chosen: Setting, grid_best: Setting | None) -> dict[str, Setting]:
+    checked = {} if grid_best is None else {GRID: grid_best}
+    return {DEFAULT: space.start, **checked, TUNED: chosen}
 
 
 def run_final(
@@ -55,33 +76,58 @@ def run_final(
     console: "Console",
     argv: Sequence[str],
 ) -> int:
-    """Run the arms, interleaved, on the held-out prompts into ``<folder>/final``.
+    """Run the arms, interleaved, on the held-out prompts into `folder`.
 
     Returns
     -------
     int
         The exit status of the run.
     """
-    target = folder / FINAL
     config = plan.config.model_copy(
-        update={"output": target, "resume": (target / RUN).is_file(), "num_prompts": None}
+        update={"output": folder, "resume": (folder / RUN).is_file(), "num_prompts": None}
     )
     final = replace(plan, config=config, arms=arms, workloads=[held_out])
-    return run_plan(final, host, target, console=console, argv=argv, began=time.perf_counter())
+    return run_plan(final, host, folder, console=console, argv=argv, began=time.perf_counter())
 
 
-def compare(folder: Path) -> list[Comparison]:
-    """What ``<folder>/final`` says of the tuned arm: over the default, over the baseline."""
-    (group,) = build_groups(read_folder(folder / FINAL))
-    tuned = group.cells[-1]
-    pairs = [(tuned, other) for other in reversed(group.cells[:-1])]
-    if len(group.cells) > 2:
-        pairs.append((group.cells[-2], group.cells[0]))
-    return [_ratio(group, arm, over) for arm, over in pairs]
+def compare(
+    folder: Path, space: Space, chosen: Setting, grid_best: Setting | None = None
+) -> list[Comparison]:
+    """What the final run in `folder` says of the choice: over grids' best, default, and baseline.
+
+    Where two of them are one setting, their ratio is 1 and was not measured.
+    """
+    (group,) = build_groups(read_folder(folder))
+    cells = {cell.arm.name: cell for cell in group.cells}
+    settings = _settings(space, chosen, grid_best)
+    name = space.method.name
+    pairs = [(TUNED, kind) for kind in (GRID, DEFAULT) if kind in settings]
+    found = []
+    for ours, theirs in pairs:
+        arm, over = f"{name}-{ours}", f"{name}-{theirs}"
+        if settings[ours].key == settings[theirs].key:
+            found.append(Comparison(arm, over, 1.0, 1.0, 1.0))
+        else:
+            default = f"{name}-{DEFAULT}"  # which the grids' best may be
+            found.append(_ratio(group, cells[arm], cells.get(over, cells.get(default)), over))
+    for kind in (TUNED, DEFAULT):
+        arm = f"{name}-{kind}"
+        if arm in cells and AUTOREGRESSIVE in cells:
+            found.append(_ratio(group, cells[arm], cells[AUTOREGRESSIVE], AUTOREGRESSIVE))
+    return found
 
 
-def _ratio(group: Group, arm: Cell, over: Cell) -> Comparison:
+def throughput(folder: Path, space: Space) -> float | None:
+    """Decode tokens/s of the tuned arm in the final run; None is unknown."""
+    (group,) = build_groups(read_folder(folder))
+    metric = DecodeThroughput()
+    cell = next(c for c in group.cells if c.arm.name == f"{space.method.name}-{TUNED}")
+    value: float | None = metric.row(cell, group)[metric.columns[0]]
+    return value
+
+
+def _ratio(group: Group, arm: Cell, over: Cell | None, name: str) -> Comparison:
     metric = SpeedUp("over", lambda group: over)
     figures = metric.row(arm, group)
-    value, low, high = (figures[name] for name in metric.columns)
-    return Comparison(arm.arm.name, over.arm.name, value, low, high)
+    value, low, high = (figures[column] for column in metric.columns)
+    return Comparison(arm.arm.name, name, value, low, high)

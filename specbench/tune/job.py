@@ -1,10 +1,12 @@
 """What a tuning decides before its storage is opened."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench.bench.arms import Arm
 from specbench.bench.defaults import CPU_PROMPTS, CUDA_PROMPTS, resolve_machine
 from specbench.bench.environment import gpus
 from specbench.bench.plan import Plan, make_plan
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CPU_NEW_TOKENS = 24
+FEW_PROMPTS = 8
+"""Tuning prompts at least; a small batch takes them one after another."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,42 @@ class Job:
     rules: Rules
     identity: dict[str, Any]
 
+    @property
+    def context(self) -> int:
+        """Mean length of the tuning prompts, in tokens."""
+        prompts = self.plan.workloads[0].requests
+        return round(sum(len(request.token_ids) for request in prompts) / len(prompts))
+
+
+def prepare_loads(parts: dict[str, TuneConfig], space: Space, console: "Console") -> dict[str, Job]:
+    """A job for each load, all of them on one model; what cannot run is refused.
+
+    Raises
+    ------
+    UsageError
+        Two loads have the same batch and prompts.
+    """
+    jobs: dict[str, Job] = {}
+    scaling = None
+    # the longest context decides how the model's is extended, for all loads
+    for name, part in reversed(parts.items()):
+        if name:
+            console.print(f"load {name}", style="dim", markup=False, highlight=False)
+        if scaling is not None:
+            part = part.model_copy(update={"rope_scaling": scaling})
+        jobs[name] = prepare(part, space, console)
+        scaling = jobs[name].plan.config.rope_scaling
+    seen: dict[tuple[int, str], str] = {}
+    for name, job in jobs.items():
+        known = job.plan.rows, job.plan.workloads[0].info.token_ids_sha256
+        if known in seen:
+            raise UsageError(
+                f"the loads {seen[known]} and {name} are one: their prompts are the same, since "
+                "none is longer; leave out the larger --context-len"
+            )
+        seen[known] = name
+    return {name: jobs[name] for name in parts}
+
 
 def prepare(config: TuneConfig, space: Space, console: "Console") -> Job:
     """Choose what the user left open and refuse what cannot run; nothing is written."""
@@ -54,19 +94,34 @@ def prepare(config: TuneConfig, space: Space, console: "Console") -> Job:
     if len(run.dataset) != 1 or "all" in run.dataset:
         raise UsageError(f"tune takes one --dataset at a time, not {', '.join(run.dataset)}")
     machine, _ = resolve_machine(run)
-    default = CUDA_PROMPTS if machine.device == "cuda" else CPU_PROMPTS
-    tuning = run.num_prompts or max(default, run.batch_size or 1)
+    if machine.device != "cuda":
+        few = CPU_PROMPTS
+    else:
+        # as many as may decode together, where the batch is not chosen yet
+        few = CUDA_PROMPTS if run.batch_size is None else FEW_PROMPTS
+    tuning = run.num_prompts or max(few, run.batch_size or 1)
     held_out = config.held_out or tuning
     run = run.model_copy(update={"num_prompts": tuning + held_out, "resume": False})
     short = machine.device == "cpu" and run.max_new_tokens is None
     if short:
         run = run.model_copy(update={"max_new_tokens": CPU_NEW_TOKENS})
-    plan = make_plan(run, final_arms(run, space, space.largest))
+    # two settings are bound at once
+    arms = [
+        *final_arms(run, space, space.largest),
+        Arm("best", space.build(space.largest, run)),
+    ]
+    plan = make_plan(run, arms)
     named = config.num_prompts is not None or config.held_out is not None
     first, second, note = split_workload(plan.workloads[0], tuning, held_out, named)
     if short:
         plan.choices.append(f"max-new-tokens {CPU_NEW_TOKENS}: a short tuning on a CPU")
     rows = min(plan.rows, len(first.requests), len(second.requests))
+    if run.batch_size is not None and rows < run.batch_size:
+        raise UsageError(
+            f"--batch-size {run.batch_size} is not filled by the {len(first.requests)} prompts to "
+            f"tune on and the {len(second.requests)} held out: raise --num-prompts and --held-out, "
+            "or lower it"
+        )
     plan.choices.append(
         note or f"{first.info.name}: {tuning} prompts to tune on, {held_out} others held out"
     )
@@ -81,6 +136,7 @@ def prepare(config: TuneConfig, space: Space, console: "Console") -> Job:
         config.objective,
         config.repeats,
         None if config.budget_minutes is None else 60 * config.budget_minutes,
+        config.exhaustive,
     )
     skipped = {"output", "resume", "source", "model", "threads", "timeout"}
     identity = {
@@ -97,6 +153,11 @@ def prepare(config: TuneConfig, space: Space, console: "Console") -> Job:
         "gpu": gpus()[0]["name"] if resolved.device == "cuda" else None,
     }
     return Job(plan, second, space, rules, json.loads(json.dumps(identity)))
+
+
+def largest(jobs: Iterable[Job]) -> Job:
+    """The job whose requests are the longest, which decides what the model must reach."""
+    return max(jobs, key=lambda job: job.plan.max_len)
 
 
 def study_name(config: TuneConfig) -> str:

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from specbench.bench.lossless import Forced, first_divergence, is_exact
@@ -17,17 +18,25 @@ from specbench.tune.sample import LossyError, Sample
 from specbench.tune.space import Setting, Space
 
 if TYPE_CHECKING:
+    from specbench.bench.backends import EngineHost
     from specbench.config import RunConfig
     from specbench.engine.engine import Engine
     from specbench.methods.base import EngineMethod
+
+KEPT = 2
+"""Settings that are bound to the engine at once."""
 
 
 class EngineMeasure:
     """Runs settings over the tuning prompts; the model stays loaded.
 
+    Of the last two settings, the candidate and the best, what was captured or compiled for them is
+    kept, since their passes take turns.
+
     Parameters
     ----------
-    engine : Engine
+    host : EngineHost
+        Its engine is loaded for the first pass.
     space : Space
     config : RunConfig
         Fully resolved.
@@ -41,49 +50,72 @@ class EngineMeasure:
     """
 
     def __init__(
-        self, engine: "Engine", space: Space, config: "RunConfig", requests: Sequence[Request]
+        self, host: "EngineHost", space: Space, config: "RunConfig", requests: Sequence[Request]
     ) -> None:
-        self.engine = engine
+        self.host = host
         self.space = space
         self.config = config
         self.requests = list(requests)
-        self._full = min(engine.batch.rows, len(self.requests))
-        self._method: EngineMethod | None = None
-        self._warm: set[object] = set()
+        self._full = min(host.plan.rows, len(self.requests))
+        self._bound: dict[object, EngineMethod] = {}
+        self._warm = False
         self._reference: dict[int, list[int]] | None = None
         self._looping: frozenset[int] = frozenset()
-        self._forced = Forced(engine)
+
+    @property
+    def engine(self) -> "Engine":
+        """The engine, with its weights."""
+        return self.host.engine
+
+    @cached_property
+    def _forced(self) -> Forced:
+        return Forced(self.engine)
 
     def __call__(self, setting: Setting, repeat: int) -> Sample:
         """One pass of `setting`, warmed before its first."""
         if self._reference is None:
             self._reference = self._decode_reference()
-        method = self.space.build(setting, self.config)
+        method = self._bound.pop(setting.key, None)
         # on the CPU nothing is compiled or captured for a setting, so that one warm-up is enough
-        shape = None if self.engine.device.type == "cpu" else setting.key
-        if shape not in self._warm:
-            short = [
-                replace(r, max_new_tokens=min(method.gamma + 3, r.max_new_tokens))
-                for r in self.requests[: self._full]
-            ]
-            self._decode(method, short, 0)
-            self._warm.add(shape)
-        generated = self._decode(method, self.requests, repeat)
+        cold = not self._warm or (method is None and self.engine.device.type != "cpu")
+        if method is None:
+            self._release(keep=KEPT - 1)
+            method = self.space.build(setting, self.config)
+        self._bound[setting.key] = method
+        try:
+            if cold:
+                short = [
+                    replace(r, max_new_tokens=min(method.gamma + 3, r.max_new_tokens))
+                    for r in self.requests[: self._full]
+                ]
+                self._decode(method, short, 0)
+                self._warm = True
+            generated = self._decode(method, self.requests, repeat)
+        except BaseException:
+            # out of memory, say: what it holds is the next setting's
+            self._free(self._bound.pop(setting.key))
+            raise
         if method.lossless and self.config.temperature == 0:
             self._judge(generated)
         return self._sample(generated)
 
     def close(self) -> None:
-        """Free what the last setting allocated; the engine stays."""
-        if self._method is not None:
-            self._method.unbind()
-            self._method = None
+        """Free what the last settings allocated, and let go of the engine."""
+        self._release(keep=0)
+        vars(self).pop("_forced", None)
+
+    def _release(self, keep: int) -> None:
+        """Free what all but the last `keep` settings allocated."""
+        while len(self._bound) > keep:
+            self._free(self._bound.pop(next(iter(self._bound))))
+
+    def _free(self, method: "EngineMethod") -> None:
+        self.engine.forget(method)
+        method.unbind()
 
     def _decode(
         self, method: "EngineMethod", requests: Sequence[Request], repeat: int
     ) -> list[Generated]:
-        self.close()
-        self._method = method
         self.engine.use(method, Sampling.from_config(self.config, repeat))
         with Watchdog(self.config.timeout, _end) as dog:
             progress = dog.listen(Progress())
@@ -92,6 +124,7 @@ class EngineMeasure:
     def _decode_reference(self) -> dict[int, list[int]]:
         method = Autoregressive(Autoregressive.parameters_type())
         outputs = {g.request.index: g.output_ids for g in self._decode(method, self.requests, 0)}
+        self._free(method)
         looping = frozenset(index for index, ids in outputs.items() if is_degenerate(ids))
         self._looping = looping if len(looping) < len(outputs) else frozenset()
         return outputs

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +24,24 @@ def tolerance(best: Histograms, other: Histograms) -> float:
     replacement, the same for both, and each prompt's steps anew from its histogram.
 
     """
+    weights, top, state = _of_the_best(best)
+    random = np.random.default_rng(SEED)
+    random.bit_generator.state = state
+    low = _resampled(other, weights, random)
+    spread = float(np.nanstd((top - low) / top))
+    return float(np.clip(spread, NARROW, WIDE))
+
+
+@lru_cache(maxsize=16)
+def _of_the_best(
+    best: Histograms,
+) -> tuple[NDArray[np.int64], NDArray[np.float64], Mapping[str, Any]]:
+    """What every comparison with `best` begins with: drawn prompts, their lengths, the state."""
     random = np.random.default_rng(SEED)
     prompts = len(best)
     weights = random.multinomial(prompts, np.full(prompts, 1 / prompts), size=RESAMPLES)
-    top, low = _resampled(best, weights, random), _resampled(other, weights, random)
-    spread = float(np.nanstd((top - low) / top))
-    return float(np.clip(spread, NARROW, WIDE))
+    top = _resampled(best, weights, random)
+    return weights, top, random.bit_generator.state
 
 
 def acceptance_length(histograms: Histograms) -> float:

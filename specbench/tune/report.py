@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from specbench.config import RunConfig
+from specbench.config import METHOD_FIELDS, RunConfig
 from specbench.results.plain import spreadsheet
 from specbench.results.report import write_file
 from specbench.tune.final import Comparison
@@ -18,13 +18,15 @@ from specbench.tune.trials import Rules
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from specbench.tune.tuning import Tuning
+
 TRIALS = "trials.csv"
 TUNED = "tuned.yaml"
 COMPARISON = "comparison.csv"
+SCHEDULE = "schedule.yaml"
 COLUMNS = (
     "step",
     "trial",
-    "gamma",
     "status",
     "value",
     "unit",
@@ -37,19 +39,17 @@ COLUMNS = (
     "chosen",
     "reason",
 )
+NO_DRAFTS = "no drafts is the best choice: speculation does not pay here"
 _NOT_TUNED = ("output", "resume", "repeats")
 
 
-def write_trials(
-    folder: Path, rows: Sequence[TrialRow], chosen: dict[int, Setting], space: Space, rules: Rules
-) -> Path:
-    """Write ``trials.csv``: every trial of every step; unknown is an empty field.
+def trial_rows(
+    rows: Sequence[TrialRow], chosen: dict[int, Setting], space: Space, rules: Rules
+) -> list[dict[str, Any]]:
+    """Every trial of every step as columns; None is unknown.
 
     `chosen` marks one trial a step, where the step itself measured its choice.
     """
-    import pandas as pd
-
-    budget = space.budget or "budget"
     table = []
     for row in rows:
         passed = row.status == "PASSED"
@@ -57,8 +57,8 @@ def write_trials(
             {
                 "step": row.step,
                 "trial": row.trial,
-                budget: row.setting.ratio,
-                "gamma": row.setting.gamma,
+                space.budget or "budget": row.setting.ratio,
+                space.length: row.setting.gamma,
                 "status": row.status,
                 "value": row.value,
                 "unit": "tokens/step" if row.step == 1 else rules.unit,
@@ -72,7 +72,14 @@ def write_trials(
                 "reason": row.reason,
             }
         )
-    columns = [*COLUMNS[:2], budget, *COLUMNS[2:]]
+    return table
+
+
+def write_trials(folder: Path, table: Sequence[dict[str, Any]], space: Space) -> Path:
+    """Write ``trials.csv`` of `trial_rows`; unknown is an empty field."""
+    import pandas as pd
+
+    columns = [*COLUMNS[:2], space.budget or "budget", space.length, *COLUMNS[2:]]
     frame = pd.DataFrame(table, columns=columns, dtype=object).map(spreadsheet)
     return write_file(folder / TRIALS, frame.to_csv(index=False).encode())
 
@@ -89,12 +96,15 @@ def write_tuned(folder: Path, config: RunConfig, space: Space, setting: Setting)
     setting : Setting
         The choice.
     """
-    values = config.model_copy(update=space.options(setting)).model_dump(mode="json")
+    options = space.options(setting)
+    values = config.model_copy(update=options).model_dump(mode="json")
     defaults = RunConfig().model_dump(mode="json")
+    # another method, which does not draft, has none of the settings
+    left_out = (*_NOT_TUNED, *(METHOD_FIELDS if "method" in options else ()))
     changed = {
         name: value
         for name, value in values.items()
-        if name not in _NOT_TUNED and value != defaults[name]
+        if name not in left_out and value != defaults[name]
     }
     text = f"# specbench run --config {TUNED}\n" + yaml.safe_dump(changed, sort_keys=False)
     return write_file(folder / TUNED, text.encode())
@@ -110,25 +120,36 @@ def write_comparison(folder: Path, comparisons: Sequence[Comparison]) -> Path:
     return write_file(folder / COMPARISON, frame.to_csv(index=False).encode())
 
 
-def print_choice(
-    console: "Console",
-    chosen: dict[int, Setting],
-    titles: dict[int, str],
-    comparisons: Sequence[Comparison],
-) -> None:
+def print_choice(console: "Console", tuning: "Tuning", comparisons: Sequence[Comparison]) -> None:
     """Print each step's choice and the held-out comparison."""
-    for number, setting in chosen.items():
-        console.print(f"step {number}  {titles[number]}: {setting}", markup=False, highlight=False)
-    last = chosen[max(chosen)]
-    if last.gamma == 0:
-        console.print("no drafts is the best choice: speculation does not pay here", style="bold")
+    for line in choice_lines(tuning, comparisons):
+        style = "bold" if line == NO_DRAFTS else None
+        console.print(line, style=style, markup=False, highlight=False)
+
+
+def choice_lines(tuning: "Tuning", comparisons: Sequence[Comparison]) -> list[str]:
+    """Each step's choice, and the held-out comparison."""
+    show = tuning.job.space.show
+    lines = [
+        f"step {number}  {tuning.titles[number]}: {show(setting)}"
+        for number, setting in tuning.chosen.items()
+    ]
+    if tuning.grid_best is not None:
+        lines.append(f"step 4  best of the grids: {show(tuning.grid_best)}")
+    if tuning.choice.gamma == 0:
+        lines.append(NO_DRAFTS)
     for c in comparisons:
-        known = c.value is not None
-        ratio = "unknown" if not known else f"{c.value:.2f}"
-        if c.low is not None and c.high is not None:
-            ratio += f" [{c.low:.2f}–{c.high:.2f}]"
-        console.print(
-            f"held-out decode throughput of {c.arm} over {c.over}: {ratio}",
-            markup=False,
-            highlight=False,
-        )
+        lines.append(f"held-out decode throughput of {c.arm} over {c.over}: {ratio_text(c)}")
+    return lines
+
+
+def ratio_text(comparison: Comparison) -> str:
+    """A ratio with its interval."""
+    if comparison.value is None:
+        return "unknown"
+    if comparison.same:
+        return "1, being the same setting"
+    text = f"{comparison.value:.2f}"
+    if comparison.low is None or comparison.high is None:
+        return text
+    return f"{text} [{comparison.low:.2f}–{comparison.high:.2f}]"

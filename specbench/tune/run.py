@@ -6,23 +6,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.bench.backends import EngineHost
+from specbench.bench.backends import Weights
 from specbench.config import TuneConfig
 from specbench.errors import UsageError
 from specbench.results.store import RunStore
-from specbench.tune.final import compare, final_arms, run_final
-from specbench.tune.job import prepare, study_name
-from specbench.tune.measure import EngineMeasure
-from specbench.tune.report import print_choice, write_comparison, write_tuned
+from specbench.tune.job import largest, prepare_loads, study_name
+from specbench.tune.load import LoadTuning
+from specbench.tune.loads import pinned, split_loads
 from specbench.tune.space import Space, build_space
 from specbench.tune.storage import (
     JOURNAL,
-    check_study,
+    check_studies,
+    load_study,
     open_storage,
     storage_errors,
     stored_identity,
 )
-from specbench.tune.tuning import Tuning
+from specbench.tune.table import write_table
 from specbench.tune.workers import Workers
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ INTERRUPTED = 130
 
 
 def run_tuning(config: TuneConfig, *, console: "Console", argv: Sequence[str]) -> int:
-    """Tune one method on one dataset, and measure the choice on prompts held out.
+    """Tune one method on one dataset for each load, and measure the choices on prompts held out.
 
     Parameters
     ----------
@@ -46,8 +46,8 @@ def run_tuning(config: TuneConfig, *, console: "Console", argv: Sequence[str]) -
     Returns
     -------
     int
-        0 passed, 1 the tuned method was not lossless, 3 an arm of the final run failed, 130
-        interrupted.
+        0 passed, 1 the tuned method was not lossless, 3 an arm of the final run failed or a load
+        has no choice, 130 interrupted.
 
     Raises
     ------
@@ -63,40 +63,48 @@ def run_tuning(config: TuneConfig, *, console: "Console", argv: Sequence[str]) -
     if config.threads:
         torch.set_num_threads(config.threads)
     threads = torch.get_num_threads()
-    name = study_name(config)
-    job = prepare(_with_stored_batch(config, name, folder), space, console)
-    workers = Workers(config, job, name, folder, console)
+    parts = split_loads(config)
+    name = study_name(next(iter(parts.values())))
+    for key, part in parts.items():
+        parts[key] = _with_stored_batch(part, load_study(name, key), folder)
+    jobs = prepare_loads(parts, space, console)
+    fixed = {load_study(name, key): pinned(parts[key], job) for key, job in jobs.items()}
+    device = str(next(iter(jobs.values())).plan.config.device)
+    workers = Workers(config, fixed, device, folder, console)
     storage, where = open_storage(config.storage, folder)
+    weights = Weights(largest(jobs.values()).plan)
     with storage_errors(where):
-        check_study(storage, name, job.identity, config.resume, where)
+        identities = {key: job.identity for key, job in jobs.items()}
+        check_studies(storage, name, identities, config.resume, where)
         folder.mkdir(parents=True, exist_ok=True)
-        host = EngineHost(job.plan)
+    loads = [
+        LoadTuning(key, job, folder / key, weights, console, argv, alone=len(jobs) == 1)
+        for key, job in jobs.items()
+    ]
+    # with further workers all loads are tuned before any choice is proved with all threads
+    apart = config.workers > 1
+    try:
         with workers:
-            measure = EngineMeasure(
-                host.engine, job.space, job.plan.config, job.plan.workloads[0].requests
-            )
-            tuning = Tuning(job, storage, name, measure, console)
-            try:
-                tuning.run()
-                workers.join()
-            except KeyboardInterrupt:
-                return INTERRUPTED
-            finally:
-                tuning.write(folder)
-            measure.close()
-    torch.set_num_threads(threads)
-    chosen = tuning.chosen[max(tuning.chosen)]
-    write_tuned(folder, job.plan.config, job.space, chosen)
-    arms = final_arms(job.plan.config, job.space, chosen)
-    status = run_final(job.plan, host, job.held_out, arms, folder, console=console, argv=argv)
-    if status == INTERRUPTED:
-        return status
-    comparisons = compare(folder)
-    write_comparison(folder, comparisons)
-    print_choice(console, tuning.chosen, tuning.titles, comparisons)
+            for load in loads:
+                with storage_errors(where):
+                    load.tune(storage, load_study(name, load.name))
+                if not apart:
+                    load.prove()
+                load.close()
+            workers.join()
+        torch.set_num_threads(threads)
+        for load in loads if apart else ():
+            load.prove()
+            load.close()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    if len(loads) > 1:
+        write_table(folder, config, space, [load.outcome for load in loads], console)
     seconds = time.perf_counter() - began
     console.print(f"{folder} after {seconds:.0f} s", markup=False, highlight=False, soft_wrap=True)
-    return status
+    # a wrong output outranks a missing one
+    states = [load.status for load in loads]
+    return 1 if 1 in states else max(states)
 
 
 def _with_stored_batch(config: TuneConfig, name: str, folder: Path) -> TuneConfig:
@@ -108,7 +116,7 @@ def _with_stored_batch(config: TuneConfig, name: str, folder: Path) -> TuneConfi
         stored = stored_identity(storage, name)
     if stored is None:
         return config
-    return config.model_copy(update={"batch_size": stored["config"]["batch_size"]})
+    return config.model_copy(update={"batch_size": (stored["config"]["batch_size"],)})
 
 
 def _output_folder(config: TuneConfig, space: Space) -> Path:

@@ -1,13 +1,15 @@
 """What a tuning may choose: the settings of one method, as two grids."""
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specbench.config import RunConfig, TuneConfig
 from specbench.errors import UsageError
 from specbench.methods import METHODS
+from specbench.methods.autoregressive import Autoregressive
 from specbench.methods.base import EngineMethod
+from specbench.results.cells import AUTOREGRESSIVE
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,17 @@ class Setting:
         """Orders settings that are as good as each other: fewer drafts first, then less KV."""
         return self.gamma or 0, self.ratio or 0.0
 
-    def __str__(self) -> str:
+    def show(self, length: str, budget: str) -> str:
+        """Under the names of its two numbers."""
         parts = []
         if self.gamma is not None:
-            parts.append(f"gamma {self.gamma}")
+            parts.append(f"{length} {self.gamma}")
         if self.ratio is not None and self.gamma != 0:
-            parts.append(f"ratio {self.ratio:g}")
+            parts.append(f"{budget} {self.ratio:g}")
         return ", ".join(parts)
+
+    def __str__(self) -> str:
+        return self.show("gamma", "ratio")
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,8 @@ class Space:
         The method's own settings, where a search begins.
     sweep_ratios, sweep_gammas : bool
         The user named the grid: all of it is measured, not searched.
+    length : str
+        Name of the setting that `gammas` are values of.
     """
 
     method: type[EngineMethod]
@@ -68,19 +76,43 @@ class Space:
     start: Setting
     sweep_ratios: bool = False
     sweep_gammas: bool = False
+    length: str = "gamma"
 
     def options(self, setting: Setting) -> dict[str, Any]:
-        """The setting as options of a run."""
+        """The setting as options of a run; without drafts the method may be another."""
+        if setting.gamma == 0 and self.length != "gamma":
+            return {"method": (AUTOREGRESSIVE,)}
+        tunable = self.method.tunable
+        if tunable.options is not None and setting.gamma is not None:
+            return tunable.options(setting.ratio, setting.gamma)
         chosen: dict[str, Any] = {}
         if setting.gamma is not None:
-            chosen["gamma"] = setting.gamma
+            chosen[self.length] = setting.gamma
         if self.budget and setting.ratio is not None:
             chosen[self.budget] = setting.ratio
         return chosen
 
     def build(self, setting: Setting, config: RunConfig) -> EngineMethod:
         """The method at `setting`, its other settings from `config`."""
-        return self.method.from_config(config.model_copy(update=self.options(setting)))
+        options = self.options(setting)
+        if "method" in options:
+            return Autoregressive(Autoregressive.parameters_type())
+        return self.method.from_config(config.model_copy(update=options))
+
+    def show(self, setting: Setting) -> str:
+        """A setting for people."""
+        budget = "ratio" if self.budget in (None, "kept_ratio") else str(self.budget)
+        return setting.show(self.length, budget)
+
+    @property
+    def grid(self) -> list[Setting]:
+        """Every setting, one of those that are the same to measure."""
+        found: dict[tuple[float | None, int | None], Setting] = {}
+        for gamma in self.gammas or (None,):
+            for ratio in self.ratios or (None,):
+                setting = Setting(ratio, gamma)
+                found.setdefault(setting.key, setting)
+        return list(found.values())
 
     @property
     def largest(self) -> Setting:
@@ -94,6 +126,7 @@ class Space:
         return {
             "method": self.method.name,
             "budget": self.budget,
+            "length": self.length,
             "ratios": list(self.ratios),
             "gammas": list(self.gammas),
             "probe_gamma": self.probe_gamma,
@@ -111,6 +144,8 @@ def build_space(config: TuneConfig) -> Space:
         itself.
     """
     names = config.method
+    if config.schedule is not None:
+        raise UsageError("--schedule is an option of run: tune is what makes a schedule")
     if len(names) != 1 or names[0] == "all":
         raise UsageError(f"tune takes one --method at a time, not {', '.join(names)}")
     method = METHODS.get(names[0])
@@ -128,34 +163,47 @@ def build_space(config: TuneConfig) -> Space:
             f"{names[0]} has nothing to tune: it has neither a KV budget nor a gamma"
             + (f"; {' or '.join(others)} has" if others else "")
         )
-    for option, values, instead in (
-        ("gamma", tunable.gammas, "gammas"),
-        (tunable.budget, tunable.ratios, "ratios"),
-    ):
-        if values and option and getattr(config, option, None) is not None:
-            raise UsageError(
-                f"--{option.replace('_', '-')} is what tune chooses; "
-                f"--{instead} limits the values that it may take"
-            )
-        if not values and getattr(config, instead) is not None:
-            raise UsageError(f"{names[0]} has no {instead} to choose from: leave out --{instead}")
+    grids = {"gammas": tunable.gammas, "ratios": tunable.ratios}
+    chosen = {str(tunable.budget): "--ratios limits"} if tunable.ratios else {}
+    chosen |= {tunable.length: "--gammas limits"} if tunable.gammas else {}
+    chosen |= dict.fromkeys(tunable.derived, "--gammas and --ratios limit")
     for option in config.method_settings():
+        shown = f"--{option.replace('_', '-')}"
+        if option in chosen:
+            raise UsageError(
+                f"{shown} is what tune chooses; {chosen[option]} the values that it may take"
+            )
         if option not in method.parameters_type.model_fields:
-            raise UsageError(f"--{option.replace('_', '-')} is no setting of {names[0]}")
-    defaults = method.from_config(config).parameters.model_dump()
+            raise UsageError(f"{shown} is no setting of {names[0]}")
+    for name, values in grids.items():
+        if not values and getattr(config, name) is not None:
+            raise UsageError(f"{names[0]} has no {name} to choose from: leave out --{name}")
+    made = method.from_config(config)
     gammas = tuple(sorted({0, *(config.gammas or tunable.gammas)})) if tunable.gammas else ()
     if gammas == (0,):
         raise UsageError("--gammas needs a value above 0: 0 is always a candidate")
-    return Space(
+    space = Space(
         method=method,
         budget=tunable.budget,
         ratios=tuple(sorted(set(config.ratios or tunable.ratios))),
         gammas=gammas,
         probe_gamma=_nearest(gammas, tunable.probe_gamma),
-        start=Setting(defaults.get(tunable.budget or ""), defaults.get("gamma")),
+        start=Setting(_own(made, tunable.budget), _own(made, tunable.length)),
         sweep_ratios=config.ratios is not None,
         sweep_gammas=config.gammas is not None,
+        length=tunable.length,
     )
+    for ratio in config.ratios or ():
+        try:
+            space.build(Setting(ratio, space.largest.gamma), config)
+        except UsageError as error:
+            raise UsageError(f"--ratios {ratio:g}: {error}") from error
+    return space
+
+
+def _own(method: EngineMethod, name: str | None) -> Any:
+    """The method's own value of a setting, or of what it makes of others; None without it."""
+    return getattr(method.parameters, name or "", None) or getattr(method, name or "", None)
 
 
 def without_doubles(space: Space, config: RunConfig, length: int) -> tuple[Space, str | None]:
@@ -167,8 +215,8 @@ def without_doubles(space: Space, config: RunConfig, length: int) -> tuple[Space
     note : str or None
         What was dropped.
     """
-    from dataclasses import replace
-
+    if space.budget not in space.method.parameters_type.model_fields:
+        return space, None
     kept: dict[int, float] = {}
     for ratio in space.ratios:
         method = space.build(Setting(ratio, space.probe_gamma), config)

@@ -15,6 +15,8 @@ from specbench.tune.search import Value, ascend, climb
 from specbench.tune.space import Setting, Space, nearest_index
 
 CLIMB_MARGIN = 0.01
+STEPS = (1, 2, 3)
+"""Those that choose; a fourth may check them."""
 ROUNDS = 2
 """How often step 3 looks along both grids anew after its best point moved."""
 
@@ -50,6 +52,8 @@ class Step(ABC):
         Of its Optuna study.
     title : str
         For progress lines.
+    most : int
+        Settings that it may measure, about: for progress bars.
     """
 
     number: int
@@ -58,6 +62,11 @@ class Step(ABC):
 
     def __init__(self, space: Space) -> None:
         self.space = space
+
+    @property
+    def most(self) -> int:
+        """A ratio after the other."""
+        return len(self.space.ratios)
 
     @abstractmethod
     def wanted(self, results: Sequence[Result]) -> list[Setting]:
@@ -76,7 +85,8 @@ class PlateauStep(Step):
     @property
     def title(self) -> str:  # type: ignore[override]
         """Names the fixed gamma."""
-        return f"{self.space.budget} for acceptance length at gamma {self.space.probe_gamma}"
+        space = self.space
+        return f"{space.budget} for acceptance length at {space.length} {space.probe_gamma}"
 
     def wanted(self, results: Sequence[Result]) -> list[Setting]:
         """Upwards to the plateau, or all of a grid that the user named."""
@@ -114,7 +124,14 @@ class GammaStep(Step):
     def __init__(self, space: Space, ratio: float | None) -> None:
         super().__init__(space)
         self.ratio = ratio
-        self.title = "gamma" if ratio is None else f"gamma at {space.budget} {ratio:g}"
+        self.title = (
+            space.length if ratio is None else f"{space.length} at {space.budget} {ratio:g}"
+        )
+
+    @property
+    def most(self) -> int:
+        """A gamma after the other."""
+        return len(self.space.gammas)
 
     def wanted(self, results: Sequence[Result]) -> list[Setting]:
         """No drafts, then around the method's own gamma."""
@@ -138,7 +155,7 @@ class RefineStep(Step):
     def __init__(self, space: Space, start: Setting) -> None:
         super().__init__(space)
         self.start = start
-        self.title = f"{space.budget} around {start}"
+        self.title = f"{space.budget} around {space.show(start)}"
 
     def wanted(self, results: Sequence[Result]) -> list[Setting]:
         """Along the ratios, and where that moved the best point along gamma, and so on."""
@@ -168,6 +185,28 @@ class RefineStep(Step):
 
     def _best(self, results: Sequence[Result], keep: Callable[[Setting], bool]) -> Setting | None:
         return choose(_scored(result for result in results if keep(result.setting)))
+
+
+class GridStep(Step):
+    """Step 4, a check: what the three steps left out of the grids, for the objective."""
+
+    number, name = 4, "4-grid"
+    title = "the rest of the grids, as a check"
+
+    @property
+    def most(self) -> int:
+        """All."""
+        return len(self.space.grid)
+
+    def wanted(self, results: Sequence[Result]) -> list[Setting]:
+        """Every setting that has no result."""
+        measured = {result.setting.key for result in results}
+        return [setting for setting in self.space.grid if setting.key not in measured]
+
+    def chosen(self, results: Sequence[Result]) -> Setting | None:
+        """The best value; ties are for choosing, not for checking a choice."""
+        best = best_so_far(results)
+        return None if best is None else best.setting
 
 
 def along_gamma(

@@ -122,10 +122,26 @@ def storage_errors(name: str) -> Iterator[None]:
         raise DataError(f"the storage {name} is of another Optuna: {_first(error)}") from error
 
 
-def check_study(
-    storage: "BaseStorage", name: str, identity: dict[str, Any], resume: bool, where: str
+def check_studies(
+    storage: "BaseStorage",
+    name: str,
+    identities: dict[str, dict[str, Any]],
+    resume: bool,
+    where: str,
 ) -> None:
     """Refuse to mix two tunings before anything is written.
+
+    Parameters
+    ----------
+    storage : BaseStorage
+    name : str
+        Of the tuning.
+    identities : dict
+        What each of its loads must have in common with what is there, by the load's name. Other
+        loads may be there beside them.
+    resume : bool
+    where : str
+        The storage, for messages.
 
     Raises
     ------
@@ -145,7 +161,16 @@ def check_study(
                 f"{where} holds a study {study.study_name!r} that is not of specbench tune; "
                 "give another --study"
             )
-        unlike = differences(stored, json.loads(json.dumps(identity)))
+        load = study.study_name.removeprefix(f"{name}/").rpartition("/")[0]
+        if ("" in identities) != (load == ""):
+            there = f"of the load {load}" if load else "of one load"
+            raise UsageError(
+                f"{where} holds a study {name!r} {there}, started with other --batch-size or "
+                "--context-len; repeat them, or give another --study"
+            )
+        if load not in identities:
+            continue
+        unlike = differences(stored, json.loads(json.dumps(identities[load])))
         if unlike:
             raise UsageError(
                 f"{where} holds a study {name!r} that was started differently "
@@ -158,8 +183,13 @@ def check_study(
         )
 
 
+def load_study(name: str, load: str) -> str:
+    """The prefix of a load's studies; that of an only load is the tuning's name."""
+    return f"{name}/{load}" if load else name
+
+
 def stored_identity(storage: "BaseStorage", name: str) -> dict[str, Any] | None:
-    """What `check_study` would compare with; None where there is no such study."""
+    """What `check_studies` would compare with; None where there is no such study."""
     for study in storage.get_all_studies():
         if study.study_name.startswith(f"{name}/") and IDENTITY in study.user_attrs:
             return dict(study.user_attrs[IDENTITY])

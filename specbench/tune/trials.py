@@ -12,8 +12,9 @@ from specbench.config import Goal
 from specbench.errors import DataError, SpecbenchError
 from specbench.parsing import is_plain, shown
 from specbench.results.facts import MOST_DRAFTS
-from specbench.tune.ledger import ENDED, Ledger
+from specbench.tune.ledger import DOUBLE, ENDED, Ledger
 from specbench.tune.objective import Best, Scored, score
+from specbench.tune.progress import StepProgress
 from specbench.tune.sample import LossyError, Measure, Sample
 from specbench.tune.space import Setting
 from specbench.tune.steps import PlateauStep, Result, Step, best_so_far
@@ -27,6 +28,10 @@ CHOSEN = "chosen"
 _POLL_S = 0.5
 
 
+class NothingMeasuredError(SpecbenchError):
+    """A step has nothing to choose from."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """How trials are made.
@@ -38,11 +43,18 @@ class Rules:
         Pairs of a trial in steps 2 and 3.
     budget_s : float or None
         Seconds of trials, all steps and all starts together.
+    exhaustive : bool
+        Measure the rest of the grids after the three steps.
     """
 
     goal: Goal
     repeats: int
     budget_s: float | None
+    exhaustive: bool = False
+
+    def passes(self, step: Step) -> int:
+        """Of a trial, at most."""
+        return 1 if step.number == 1 else 2 * self.repeats
 
     @property
     def unit(self) -> str:
@@ -70,6 +82,7 @@ def run_step(
     rules: Rules,
     worker: Worker,
     say: Callable[[str], None],
+    progress: StepProgress,
     spent: float = 0.0,
 ) -> Setting:
     """Measure what the step wants and return its choice, which is kept with the study.
@@ -86,12 +99,13 @@ def run_step(
     worker : Worker
     say : callable
         Takes a line of progress a trial.
+    progress : StepProgress
     spent : float
         Seconds of earlier steps' trials.
 
     Raises
     ------
-    SpecbenchError
+    NothingMeasuredError
         Every trial failed; the message gives the last reason.
     """
     step = ledger.step
@@ -112,13 +126,24 @@ def run_step(
             time.sleep(_POLL_S)
             ledger.fail_stale(worker)
             continue
+        # what another worker ended between the decision and this trial may have settled it
+        if free[0] not in step.wanted([*prior, *ledger.results()]):
+            ledger.fail(trial, DOUBLE, "another worker measured enough", 0.0)
+            continue
         best = best_so_far([*prior, *ledger.results()])
-        _run_trial(ledger, trial, free[0], best, measure, rules)
+        progress.trial(step.space.show(free[0]), rules.passes(step))
+        _run_trial(ledger, trial, free[0], best, progress.counted(measure), rules)
         say(_line(ledger, prior, free[0], rules))
+        best = best_so_far([*prior, *ledger.results()])
+        progress.ended(
+            None
+            if best is None
+            else f"{step.space.show(best.setting)}: {rules.show(step, best.merit)}"
+        )
     chosen = step.chosen([*prior, *ledger.results()])
     if chosen is None:
         reasons = [row.reason for row in ledger.rows() if row.reason]
-        raise SpecbenchError(
+        raise NothingMeasuredError(
             f"step {step.number}, {step.title}: every trial failed"
             + (f", the last one with: {reasons[-1]}" if reasons else "")
         )
@@ -187,7 +212,7 @@ def _is_spent(ledger: Ledger, rules: Rules, spent: float) -> bool:
     if rules.budget_s is None or spent + ledger.seconds() < rules.budget_s:
         return False
     # in step 2 one setting that drafts, beside none: else "no drafts" would win unopposed
-    return len(ledger.results()) >= {1: 1, 2: 2, 3: 0}[ledger.step.number]
+    return len(ledger.results()) >= {1: 1, 2: 2}.get(ledger.step.number, 0)
 
 
 def _line(ledger: Ledger, prior: Sequence[Result], setting: Setting, rules: Rules) -> str:
@@ -200,5 +225,6 @@ def _line(ledger: Ledger, prior: Sequence[Result], setting: Setting, rules: Rule
     else:
         told = f"{row.value:.4g} {rules.unit}, AL {row.acceptance_length or 1:.2f}"
     best = best_so_far([*prior, *ledger.results()])
-    so_far = f"; best {best.setting}: {rules.show(step, best.merit)}" if best else ""
-    return f"step {step.number}  {setting}: {told}{so_far}"
+    show = step.space.show
+    so_far = f"; best {show(best.setting)}: {rules.show(step, best.merit)}" if best else ""
+    return f"step {step.number}  {show(setting)}: {told}{so_far}"

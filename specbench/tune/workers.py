@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.config import TuneConfig
 from specbench.errors import UsageError
-from specbench.tune.job import Job
 from specbench.tune.measure import EngineMeasure
-from specbench.tune.sample import Sample
+from specbench.tune.sample import Measure, Sample
 from specbench.tune.space import Setting, build_space
 
 if TYPE_CHECKING:
@@ -25,10 +24,9 @@ class Workers:
     Parameters
     ----------
     config : TuneConfig
-    job : Job
-        What all of them work on.
-    name : str
-        Of the study.
+    parts : dict of str to TuneConfig
+        The loads, one after the other, each with nothing left open, by the names of their studies.
+    device : str
     folder : Path
         The output folder.
     console : Console
@@ -40,7 +38,12 @@ class Workers:
     """
 
     def __init__(
-        self, config: TuneConfig, job: Job, name: str, folder: Path, console: "Console"
+        self,
+        config: TuneConfig,
+        parts: dict[str, TuneConfig],
+        device: str,
+        folder: Path,
+        console: "Console",
     ) -> None:
         import torch
 
@@ -48,7 +51,7 @@ class Workers:
         self._processes: list[Any] = []
         self._devices: list[str | None] = [None] * config.workers
         self.threads = config.threads or torch.get_num_threads()
-        if job.plan.config.device == "cuda":
+        if device == "cuda":
             self._devices = list(_gpus(config.workers))
         elif config.workers > self.threads:
             raise UsageError(
@@ -57,14 +60,10 @@ class Workers:
             )
         else:
             self.threads //= config.workers
-        # what was chosen once is not chosen anew with the memory that the others leave
-        prompts = {
-            "num_prompts": len(job.plan.workloads[0].requests),
-            "held_out": len(job.held_out.requests),
-            "batch_size": job.plan.config.batch_size,
-            "threads": self.threads,
+        self._parts = {
+            name: part.model_copy(update={"threads": self.threads}) for name, part in parts.items()
         }
-        self._arguments = config.model_copy(update=prompts), name, folder
+        self._folder = folder
 
     def __enter__(self) -> "Workers":
         import torch
@@ -73,7 +72,9 @@ class Workers:
             torch.set_num_threads(self.threads)
         context = multiprocessing.get_context("spawn")
         for number, device in enumerate(self._devices[1:], start=2):
-            process = context.Process(target=_work, args=(*self._arguments, number, device))
+            process = context.Process(
+                target=_work, args=(self._parts, self._folder, number, device)
+            )
             process.start()
             self._processes.append(process)
         return self
@@ -111,7 +112,7 @@ def _gpus(count: int) -> list[str]:
     return visible[:count]
 
 
-def _work(config: TuneConfig, name: str, folder: Path, number: int, device: str | None) -> None:
+def _work(parts: dict[str, TuneConfig], folder: Path, number: int, device: str | None) -> None:
     """What a further process does."""
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
@@ -119,27 +120,36 @@ def _work(config: TuneConfig, name: str, folder: Path, number: int, device: str 
     import torch
     from rich.console import Console
 
-    from specbench.bench.backends import EngineHost
-    from specbench.tune.job import prepare
+    from specbench.bench.backends import EngineHost, Weights
+    from specbench.tune.job import largest, prepare
     from specbench.tune.storage import open_storage
+    from specbench.tune.trials import NothingMeasuredError
     from specbench.tune.tuning import Tuning
 
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    job = prepare(config, build_space(config), Console(quiet=True))
-    storage, _ = open_storage(config.storage, folder)
-    measure = EngineMeasure(
-        EngineHost(job.plan).engine, job.space, job.plan.config, job.plan.workloads[0].requests
-    )
+    first = next(iter(parts.values()))
+    if first.threads:
+        torch.set_num_threads(first.threads)
+    quiet, console = Console(quiet=True), Console(width=200)
+    space = build_space(first)
+    jobs = {name: prepare(part, space, quiet) for name, part in parts.items()}
+    storage, _ = open_storage(first.storage, folder)
+    weights = Weights(largest(jobs.values()).plan)
     parent = multiprocessing.parent_process()
+    for name, job in jobs.items():
+        host = EngineHost(job.plan, weights)
+        measure = EngineMeasure(host, job.space, job.plan.config, job.plan.workloads[0].requests)
 
-    def attended(setting: Setting, repeat: int) -> Sample:
-        if parent is not None and not parent.is_alive():
-            raise KeyboardInterrupt
-        return measure(setting, repeat)
+        def attended(setting: Setting, repeat: int, measure: Measure = measure) -> Sample:
+            if parent is not None and not parent.is_alive():
+                raise KeyboardInterrupt
+            return measure(setting, repeat)
 
-    console = Console(width=200)
-    try:
-        Tuning(job, storage, name, attended, console, prefix=f"[{number}] ").run()
-    except KeyboardInterrupt:
-        console.print(f"worker {number}: interrupted")
+        try:
+            Tuning(job, storage, name, attended, console, prefix=f"[{number}] ").run()
+        except NothingMeasuredError as error:
+            console.print(f"worker {number}: {error}", markup=False, highlight=False)
+        except KeyboardInterrupt:
+            console.print(f"worker {number}: interrupted")
+            return
+        measure.close()
+        host.close()

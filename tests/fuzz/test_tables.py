@@ -19,7 +19,7 @@ from specbench.datasets.loading import load_items
 from specbench.datasets.prompt_file import PromptFile
 from specbench.errors import DataError
 from specbench.results.figures import summarise_figures
-from specbench.tune.storage import check_study, open_storage, open_study, storage_errors
+from specbench.tune.storage import check_studies, open_storage, open_study, storage_errors
 from tests.support.hostile import damaged, examples, mutated, outcome
 
 
@@ -91,7 +91,7 @@ def test_a_damaged_journal(data: st.DataObject, journal: bytes, tmp_path: Path) 
     def read() -> None:
         storage, where = open_storage(str(path), tmp_path)
         with storage_errors(where):
-            check_study(storage, "a", {"space": {"gamma": [1, 2]}}, True, where)
+            check_studies(storage, "a", {"": {"space": {"gamma": [1, 2]}}}, True, where)
             open_study(storage, "a/ratio", "maximize", {}).get_trials()
 
     outcome(read, "study.journal", "nothing to resume")

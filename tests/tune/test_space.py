@@ -41,6 +41,45 @@ def test_ratios_that_read_as_much_are_measured_once() -> None:
     assert note is not None
 
 
+@pytest.mark.parametrize(
+    ("options", "start", "largest"),
+    [
+        (
+            {"method": ("longspec",), "draft_weights": "dummy"},
+            Setting(16, 5),
+            {"tree_shape": (4, *[16] * 7)},
+        ),
+        (
+            {"method": ("specextend",), "drafts": "tree"},
+            Setting(None, 10),
+            {"kept_ratio": 0.4, "depth": 10, "nodes": 50},
+        ),
+        (
+            {"method": ("specextend",), "draft_model": "small"},
+            Setting(None, 10),
+            {"kept_ratio": 0.4, "depth": 10, "nodes": 50},
+        ),
+        (
+            {"method": ("magicdec",), "draft_model": "small"},
+            Setting(None, 4),
+            {"kept_ratio": 0.4, "gamma": 16},
+        ),
+    ],
+)
+def test_trees_and_small_models_have_two_grids_too(
+    options: dict, start: Setting, largest: dict
+) -> None:
+    config = TuneConfig(**options)
+    space = build_space(config)
+    assert space.start == start
+    assert space.options(space.largest) == largest
+    for setting in space.grid:
+        assert space.build(setting, config).gamma == setting.gamma
+    without = space.build(Setting(space.ratios[0], 0), config)
+    assert without.name == ("autoregressive" if space.length == "depth" else space.method.name)
+    assert space.show(Setting(0.25, 3)).startswith(f"{space.length} 3, ")
+
+
 def test_lookup_has_gammas_alone() -> None:
     config = TuneConfig(method=("lookup",))
     space = build_space(config)

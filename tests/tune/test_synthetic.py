@@ -59,6 +59,23 @@ def test_a_named_grid_is_measured_whole() -> None:
     assert {s.ratio for s in refined if s.gamma == best.gamma} == {0.05, 0.1, 0.2}
 
 
+def test_an_exhaustive_tuning_measures_the_rest_once_and_keeps_the_choice() -> None:
+    rules = Rules("throughput", 3, None, exhaustive=True)
+    space = vegas_space(ratios=(0.02, 0.05, 0.1, 0.3), gammas=(0, 1, 2, 4, 8, 16))
+    machine = CostModel(1)
+    tuned = tune(machine, space, rules=rules)
+    timed = [row.setting.key for row in tuned.rows() if row.step > 1]
+    assert sorted(timed, key=str) == sorted((s.key for s in space.grid), key=str)
+    assert {row.step for row in tuned.rows()} == {1, 2, 3, 4}
+    assert tuned.choice == tune(CostModel(1), space).choice
+    assert tuned.grid_best is not None
+    assert machine.throughput(tuned.grid_best) >= 0.97 * machine.best(space)
+    assert len(space.grid) == 1 + 4 * 5
+    before = len(machine.passes)
+    again = tune(machine, space, tuned.storage, rules)
+    assert (again.grid_best, len(machine.passes)) == (tuned.grid_best, before)
+
+
 def test_a_setting_is_measured_once_and_looked_up_then() -> None:
     machine, space = CostModel(2), vegas_space()
     tuned = tune(machine, space)

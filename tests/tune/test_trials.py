@@ -21,10 +21,11 @@ import pytest
 from specbench.errors import DataError, NumericalError, OutOfMemoryError, SpecbenchError, UsageError
 from specbench.tune.journal import LockedJournal
 from specbench.tune.ledger import ENDED, Ledger
+from specbench.tune.objective import Scored
 from specbench.tune.sample import LossyError, Sample
 from specbench.tune.space import Setting
 from specbench.tune.steps import GammaStep
-from specbench.tune.storage import check_study, open_storage, open_study, storage_errors
+from specbench.tune.storage import check_studies, open_storage, open_study, storage_errors
 from specbench.tune.worker import SILENT_S, Worker
 from tests.support.cost_model import CostModel, vegas_space
 from tests.support.tuning import Tuned, tune
@@ -130,6 +131,27 @@ def test_a_trial_left_running_by_a_dead_worker_is_failed_and_repeated() -> None:
     assert [r.setting.gamma for r in ledger.results()] == [0], "two deaths are enough"
 
 
+def test_what_another_worker_ended_meanwhile_is_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space, machine = vegas_space(**GRIDS), CostModel(1)
+    begin = Ledger.begin
+
+    def late(ledger: Ledger, setting: Setting, worker: Worker) -> Any:
+        """Another worker is faster from the decision for a setting to the end of its trial."""
+        monkeypatch.setattr(Ledger, "begin", begin)
+        trial = begin(ledger, setting, worker)
+        assert trial is not None
+        sample = machine(setting, 0)
+        ledger.complete(trial, Scored(2.0, 0.0, (sample,)), 2.0, 0.1)
+        return begin(ledger, setting, worker)
+
+    monkeypatch.setattr(Ledger, "begin", late)
+    rows = tune(machine, space).rows()
+    first = [row.status for row in rows if row.setting == rows[0].setting and row.step == 1]
+    assert first == ["PASSED", "DOUBLE"]
+
+
 def test_two_workers_do_not_measure_one_setting() -> None:
     space = vegas_space(**GRIDS)
     storage = optuna.storages.InMemoryStorage()
@@ -160,7 +182,7 @@ def _work(folder: Path, number: int, together: Any) -> None:
 
 def test_two_processes_and_a_reader_share_a_journal(tmp_path: Path) -> None:
     """optuna#4994, optuna-dashboard#545."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # which spares two imports of everything
     together = context.Barrier(2)
     workers = [context.Process(target=_work, args=(tmp_path, n, together)) for n in (1, 2)]
     for process in workers:
@@ -250,21 +272,21 @@ def test_a_storage_that_cannot_be_reached(
 def test_another_tuning_of_the_same_name_is_refused(tmp_path: Path) -> None:
     storage, where = open_storage(None, tmp_path)
     identity = {"space": {"ratios": [0.1, 0.2]}, "model": "a"}
-    check_study(storage, "mine", identity, False, where)
+    check_studies(storage, "mine", {"": identity}, False, where)
     open_study(storage, "mine/1", "maximize", identity)
     before = (tmp_path / "study.journal").read_bytes()
-    check_study(storage, "mine", identity, True, where)
-    check_study(storage, "other", identity, False, where)
+    check_studies(storage, "mine", {"": identity}, True, where)
+    check_studies(storage, "other", {"": identity}, False, where)
     with pytest.raises(UsageError, match="--resume continues it"):
-        check_study(storage, "mine", identity, False, where)
+        check_studies(storage, "mine", {"": identity}, False, where)
     changed = identity | {"space": {"ratios": [0.1]}}
     with pytest.raises(UsageError, match=r"space.ratios: \[0.1, 0.2\] there, \[0.1\] now"):
-        check_study(storage, "mine", changed, True, where)
+        check_studies(storage, "mine", {"": changed}, True, where)
     with pytest.raises(UsageError, match="nothing to resume"):
-        check_study(storage, "other", identity, True, where)
+        check_studies(storage, "other", {"": identity}, True, where)
     optuna.create_study(storage=storage, study_name="foreign/x")
     with pytest.raises(UsageError, match="not of specbench tune"):
-        check_study(storage, "foreign", identity, True, where)
+        check_studies(storage, "foreign", {"": identity}, True, where)
     assert (tmp_path / "study.journal").read_bytes().startswith(before)
 
 
