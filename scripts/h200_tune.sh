@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# results/h200/tune: Vegas tuned at about 20,000 tokens beside its defaults and an exhaustive coarse grid.
+# usage: scripts/h200_tune.sh MODEL_FOLDER PROMPTS_JSONL OUTPUT_FOLDER STAGE...
+# stages: 16, 64 (the batch), loads (a schedule for batches by contexts). A stage stops after LIMIT
+# seconds (450) and, called again with the same folder, goes on where it stopped.
+set -euo pipefail
+model=$1 prompts=$2 out=$3
+shift 3
+mkdir -p "$out"
+
+tune() { # folder, options
+    local folder=$out/$1 again=() status=0
+    [[ ! -f $folder/study.journal ]] || again=(--resume)
+    timeout --signal=INT "${LIMIT:-450}" python3 -m specbench tune --method vegas \
+        --model "$model" --dataset "file:$prompts" --max-new-tokens "${TOKENS:-256}" \
+        --output "$folder" "${again[@]}" "${@:2}" || status=$?
+    if [[ $status == 124 || $status == 130 ]]; then
+        echo "stage $1 is not done: call it again" >&2
+        exit 75
+    fi
+    return "$status"
+}
+
+for stage in "$@"; do
+    case $stage in
+    16 | 64)
+        tune "$stage" --batch-size "$stage" --num-prompts "$stage" --held-out "$stage" \
+            --context-len 20000 --ratios 0.01,0.02,0.05,0.1,0.2 --gammas 2,4,6,8,12 --exhaustive
+        ;;
+    loads)
+        tune loads --batch-size 1,4,16,64 --context-len 2048,8192,20000 --budget-minutes 2
+        ;;
+    *)
+        echo "unknown stage $stage" >&2
+        exit 2
+        ;;
+    esac
+done
