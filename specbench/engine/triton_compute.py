@@ -143,7 +143,7 @@ class TritonCompute(TritonDrafting):
         model, fusion = self.model, self.fusion
         eps, n = model.config.rms_norm_eps, tokens.numel()
         flat, slots = (x.reshape(-1).contiguous() for x in (positions, attention.slots))
-        stream = _Stream(F.embedding(tokens.reshape(-1), model.embed))
+        stream = _Stream(self.embedding(tokens.reshape(-1)))
         layers = cast(list[Layer], list(model.layers))
         for index, layer in enumerate(layers):
             keys, values = self.cache.layer(index)
@@ -164,7 +164,7 @@ class TritonCompute(TritonDrafting):
                 norm = layer.mlp_norm if n <= fusion.gate_up else None
                 self._add(stream, out, layer.o, layer.o_bias, norm)
             else:
-                stream.add(F.linear(out, layer.o, layer.o_bias))
+                stream.add(self.projection(out, layer.o, layer.o_bias))
             if n <= fusion.gate_up:
                 gated = gate_up_small(
                     stream.prenormed(layer.mlp_norm), layer.gate_up, layer.gate_up_bias, eps=eps
@@ -178,8 +178,16 @@ class TritonCompute(TritonDrafting):
                 following = model.final_norm if last else layers[index + 1].attn_norm
                 self._add(stream, gated, layer.down, layer.down_bias, following if wanted else None)
             else:
-                stream.add(F.linear(gated, layer.down, layer.down_bias))
+                stream.add(self.projection(gated, layer.down, layer.down_bias))
         return stream
+
+    def embedding(self, tokens: Tensor) -> Tensor:
+        """The residual stream `[n, hidden]` that tokens `[n]` begin with."""
+        return F.embedding(tokens, self.model.embed)
+
+    def projection(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """What attention and MLP add to the stream, where no fused kernel computes it."""
+        return F.linear(x, weight, bias)
 
     def _add(
         self,

@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from specbench.engine.hf_config import to_hf
+from specbench.engine.model import Transformer
 from tests.support.tiny import tiny_model
 
 SENTENCES = """
@@ -22,7 +25,6 @@ TEMPLATE = (
 def write_model(folder: Path, seed: int = 0, context: int = 512, template: bool = True) -> Path:
     """A random Llama of 64 tokens in float32 with a word-level tokenizer."""
     import torch
-    from safetensors.torch import save_file
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -40,24 +42,16 @@ def write_model(folder: Path, seed: int = 0, context: int = 512, template: bool 
         chat_template=TEMPLATE if template else None,
     )
     tokenizer.save_pretrained(folder)
-    model = tiny_model(seed, torch.float32, 64, vocab_size=vocab)
-    c = model.config
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": vocab,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": c.num_layers,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "head_dim": c.head_dim,
-        "rms_norm_eps": c.rms_norm_eps,
-        "rope_theta": c.rope_theta,
-        "max_position_embeddings": context,
-        "tie_word_embeddings": False,
-        "eos_token_id": 1,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    return save_model(folder, tiny_model(seed, torch.float32, 64, vocab_size=vocab), context, (1,))
+
+
+def save_model(folder: Path, model: Transformer, context: int, eos: tuple[int, ...] = ()) -> Path:
+    """The weights and configuration of a model without biases, as Hugging Face has them."""
+    from safetensors.torch import save_file
+
+    c = replace(model.config, max_position_embeddings=context, eos_ids=eos)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(to_hf(c, model.dtype)))
     weights = {"model.embed_tokens.weight": model.embed, "lm_head.weight": model.head}
     weights["model.norm.weight"] = model.final_norm
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
@@ -74,6 +68,9 @@ def write_model(folder: Path, seed: int = 0, context: int = 512, template: bool 
             f"{prefix}input_layernorm.weight": layer.attn_norm,
             f"{prefix}post_attention_layernorm.weight": layer.mlp_norm,
         }
+        if layer.qk_norm is not None:
+            weights[f"{prefix}self_attn.q_norm.weight"] = layer.qk_norm[0]
+            weights[f"{prefix}self_attn.k_norm.weight"] = layer.qk_norm[-1]
     contiguous = {name: w.detach().contiguous().clone() for name, w in weights.items()}
     save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

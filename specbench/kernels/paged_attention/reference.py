@@ -152,6 +152,7 @@ def collect_scores(
     collect: Collect,
     scores: Tensor,
     norm: Tensor | None = None,
+    tree_mask: Tensor | None = None,
 ) -> None:
     """How much each of the first `ranked` entries mattered to the collected rows.
 
@@ -172,6 +173,9 @@ def collect_scores(
         `[R, c, H]`, for weights: the normalisers (natural logarithms) that stand in for each
         collected row's own log-sum-exp, which takes their place afterwards. With the queries
         "first+last" c is 2, and a single row is both.
+    tree_mask : Tensor, optional
+        bool `[R, Q, C]`: which of the last C entries a row sees, in place of causal order. All rows
+        see what lies before them.
     """
     kv_heads = k_cache.shape[2]
     lengths = zip(kv_lens.tolist(), q_lens.tolist(), ranked.tolist(), strict=True)
@@ -180,12 +184,17 @@ def collect_scores(
             continue
         chosen = collect.rows(rows)
         keys = read_kv(k_cache, block_table[r], length)
+        seen = _visible(rows, length, q.device)
+        if tree_mask is not None:
+            columns = min(tree_mask.shape[2], length)
+            seen[:, : length - columns] = True
+            seen[:, length - columns :] = tree_mask[r, :rows, tree_mask.shape[2] - columns :]
         if collect.score == "logit":
             # the sum over rows and heads of a group is linear: one summed query gives it
             query = q[r, chosen].to(_compute_type(q)).sum(0).unflatten(0, (kv_heads, -1)).sum(1)
             total = torch.einsum("hd,nhd->hn", query, keys[:candidates].to(query.dtype))
         elif norm is not None:
-            visible = _visible(rows, length, q.device)[chosen]
+            visible = seen[chosen]
             logits = _logits(q[r, chosen], keys, visible, scale)
             given = norm[r, : len(chosen)].T.reshape(kv_heads, -1, len(chosen), 1)
             total = (logits - given).exp()[..., :candidates].sum((1, 2))
@@ -196,8 +205,7 @@ def collect_scores(
             total = q.new_zeros(kv_heads, candidates, dtype=_compute_type(q))
             for at in range(0, len(chosen), _ROWS):
                 block = chosen[at : at + _ROWS]
-                visible = _visible(rows, length, q.device)[block]
-                weights = _logits(q[r, block], keys, visible, scale).softmax(-1)
+                weights = _logits(q[r, block], keys, seen[block], scale).softmax(-1)
                 total += weights[..., :candidates].sum((1, 2))
         if collect.share == "layer":
             total = total.sum(0, keepdim=True)

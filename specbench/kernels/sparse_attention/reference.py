@@ -12,6 +12,7 @@ def sparse_attention(
     tail: Tensor,
     scale: float,
     unit: int = 1,
+    tail_caches: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Attention over the union of two lists of slots.
 
@@ -30,6 +31,9 @@ def sparse_attention(
         Multiplies the logits before the softmax.
     unit : int
         Slots of a run: i stands for those from ``i * unit`` on. With the page size, runs are pages.
+    tail_caches : pair of Tensor, optional
+        Keys and values `[pages, page_size, Hkv, D]` that the tail's slots are of, with a page size
+        of their own; by default the tail is in the same caches.
 
     Returns
     -------
@@ -37,24 +41,17 @@ def sparse_attention(
         `[R, 1, H, D]`; zeros for a request whose lists are empty.
     """
     requests, _, heads, dim = q.shape
-    page_size, kv_heads = k_cache.shape[1:3]
+    kv_heads = k_cache.shape[2]
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
     if unit > 1:
         runs = selected[..., None] * unit + torch.arange(unit, device=q.device)
         selected = torch.where(selected[..., None] >= 0, runs, -1).flatten(-2)
-    slots = torch.cat(
-        [
-            selected.expand(-1, kv_heads, -1),
-            tail[:, None, :].expand(-1, kv_heads, -1),
-        ],
-        dim=-1,
-    )
-    present = slots >= 0
-    head = torch.arange(kv_heads, device=q.device)[None, :, None]
-    page, offset = slots.clamp(min=0) // page_size, slots.clamp(min=0) % page_size
+    lists = selected.expand(-1, kv_heads, -1), tail[:, None, :].expand(-1, kv_heads, -1)
+    present = torch.cat(lists, dim=-1) >= 0
+    caches = (k_cache, v_cache), tail_caches or (k_cache, v_cache)
+    read = [_read(pool, slots) for pool, slots in zip(caches, lists, strict=True)]
     # [R, Hkv, K + T, D]
-    keys = k_cache[page, offset, head].to(compute)
-    values = v_cache[page, offset, head].to(compute)
+    keys, values = (torch.cat(parts, 2).to(compute) for parts in zip(*read, strict=True))
     # an absent entry reads memory that nothing may have written: a zero weight times NaN is NaN
     values = values.masked_fill(~present.unsqueeze(-1), 0)
     query = q.view(requests, kv_heads, heads // kv_heads, dim).to(compute)
@@ -64,3 +61,11 @@ def sparse_attention(
     # a row without entries has no softmax
     weights = weights.masked_fill(~present.any(-1)[:, :, None, None], 0)
     return torch.matmul(weights, values).reshape(requests, 1, heads, dim).to(q.dtype)
+
+
+def _read(caches: tuple[Tensor, Tensor], slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values `[R, Hkv, n, D]` at slots `[R, Hkv, n]`; of some slot where there is none."""
+    page_size, kv_heads = caches[0].shape[1:3]
+    head = torch.arange(kv_heads, device=slots.device)[None, :, None]
+    page, offset = slots.clamp(min=0) // page_size, slots.clamp(min=0) % page_size
+    return caches[0][page, offset, head], caches[1][page, offset, head]

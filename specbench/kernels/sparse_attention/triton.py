@@ -21,6 +21,7 @@ def sparse_attention(
     tail: Tensor,
     scale: float,
     unit: int = 1,
+    tail_caches: tuple[Tensor, Tensor] | None = None,
     *,
     counts: Tensor | None = None,
     workspace: SparseAttentionWorkspace | None = None,
@@ -47,6 +48,9 @@ def sparse_attention(
         Multiplies the logits before the softmax.
     unit : int
         Slots of a run: i stands for those from ``i * unit`` on. With the page size, runs are pages.
+    tail_caches : pair of Tensor, optional
+        Keys and values that the tail's slots are of, as `k_cache` and `v_cache` but with pages and
+        strides of their own.
     counts : Tensor, optional
         Integers `[R]` or `[R, S]`: slots of `selected` at or past it are not looked at. The work
         of a short list is then split evenly too.
@@ -68,6 +72,12 @@ def sparse_attention(
     requests, _, heads, dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]
     _check(q, k_cache, v_cache, selected, tail)
+    k_tail, v_tail = tail_caches or (None, None)
+    tail_strides: tuple[int, ...] = (0, 0, 0, 0)
+    tail_page = 1
+    if k_tail is not None and v_tail is not None:
+        _check(q, k_tail, v_tail, selected, tail)
+        tail_strides, tail_page = k_tail.stride(), k_tail.shape[1]
     if counts is not None and counts.shape not in (selected.shape[:1], selected.shape[:2]):
         raise ValueError(
             f"counts of shape {tuple(counts.shape)} for lists of shape {tuple(selected.shape)}"
@@ -86,6 +96,8 @@ def sparse_attention(
         q,
         k_cache,
         v_cache,
+        k_tail,
+        v_tail,
         selected,
         tail,
         counts,
@@ -103,6 +115,7 @@ def sparse_attention(
         token,
         head,
         feature,
+        *tail_strides,
         selected.stride(0),
         selected.stride(1) if sets > 1 else 0,
         tail.stride(0),
@@ -112,6 +125,7 @@ def sparse_attention(
         GROUP=heads // kv_heads,
         DIM=dim,
         PAGE=page_size,
+        TAIL_PAGE=tail_page,
         UNIT=unit,
         # then a slot's place does not depend on its page
         FLAT=page == page_size * token,
@@ -156,6 +170,8 @@ def _sparse_attention(
     q,
     k_cache,
     v_cache,
+    k_tail,
+    v_tail,
     selected,
     tail,
     counts,
@@ -173,6 +189,10 @@ def _sparse_attention(
     kv_token,
     kv_head,
     kv_dim,
+    tail_kv_page,
+    tail_kv_token,
+    tail_kv_head,
+    tail_kv_dim,
     selected_request,
     selected_set,
     tail_request,
@@ -182,6 +202,7 @@ def _sparse_attention(
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
+    TAIL_PAGE: tl.constexpr,
     UNIT: tl.constexpr,
     FLAT: tl.constexpr,
     TILE: tl.constexpr,
@@ -229,8 +250,17 @@ def _sparse_attention(
             place = slot * kv_token if FLAT else slot // PAGE * kv_page + slot % PAGE * kv_token
             place = place[:, None] + feature[None, :]
             readable = present[:, None] & (dim < DIM)[None, :]
-            keys = tl.load(k_cache + place, mask=readable, other=0.0)
-            values = tl.load(v_cache + place, mask=readable, other=0.0)
+            k_at = k_cache + place
+            v_at = v_cache + place
+            if k_tail is not None:
+                at = slot // TAIL_PAGE * tail_kv_page + slot % TAIL_PAGE * tail_kv_token
+                own_feature = head.to(tl.int64) * tail_kv_head + dim * tail_kv_dim
+                at = at[:, None] + own_feature[None, :]
+                in_tail = (entry >= listed)[:, None]
+                k_at = tl.where(in_tail, k_tail + at, k_at)
+                v_at = tl.where(in_tail, v_tail + at, v_at)
+            keys = tl.load(k_at, mask=readable, other=0.0)
+            values = tl.load(v_at, mask=readable, other=0.0)
             logits = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
             logits = tl.where(present[None, :], logits, float("-inf"))
             higher = tl.maximum(best, tl.max(logits, 1))

@@ -1,0 +1,1 @@
+"""specbench's methods inside other people's engines."""

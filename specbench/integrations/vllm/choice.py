@@ -1,0 +1,216 @@
+"""Which of vLLM's KV entries the next drafts read: by the verification's votes, or by position."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specbench.engine.model_config import ModelConfig
+from specbench.integrations.vllm.rounds import LAST_ONLY, RANKED, SAMPLED, SEEN, VOTES
+from specbench.kernels.paged_attention.reference import Collect, collect_scores
+from specbench.kernels.selection import reference
+from specbench.methods.magicdec.stream import StreamParameters
+from specbench.methods.self_speculation import share_of
+from specbench.methods.vegas import VegasParameters
+
+if TYPE_CHECKING:
+    from specbench.integrations.vllm.parallel import Ranks
+
+Caches = list[tuple[Tensor, Tensor]]
+# scores of as many layers at a time as fit
+_SCORE_BYTES = 256 * 2**20
+
+
+class Choice(ABC):
+    """The entries that drafts read, for `rows` requests of up to `max_len` tokens.
+
+    Attributes
+    ----------
+    selected : Tensor
+        int32 `[layers or 1, R, S, K]`, slots of vLLM's cache, -1 for none.
+    width : int
+        K.
+    """
+
+    selected: Tensor
+    width: int
+
+    def layer(self, index: int, rows: int) -> Tensor:
+        """The sets `[rows, S, K]` that one layer reads."""
+        return self.selected[min(index, len(self.selected) - 1), :rows]
+
+    @abstractmethod
+    def keep(self, planned: Tensor) -> Tensor:
+        """Entries `[R]` that are kept, of `planned` `[R, 6]` (see `rounds`)."""
+
+    @abstractmethod
+    def tail_begin(self, planned: Tensor) -> Tensor:
+        """The first entry `[R]` behind the ranked ones that drafts read beside the sets."""
+
+    @abstractmethod
+    def choose(self, planned: Tensor, votes: Tensor, caches: Caches, table: Tensor) -> None:
+        """Write `selected` for the rows of `planned`.
+
+        Parameters
+        ----------
+        planned : Tensor
+            int64 `[R, 6]`.
+        votes : Tensor
+            `[layers, R, 2, H, D]`.
+        caches : list of pairs
+            Keys and values of each layer, `[blocks, block, Hkv, D]`.
+        table : Tensor
+            int64 or int32 `[R, P]`.
+        """
+
+
+class VegasChoice(Choice):
+    """The best entries by the verification's first and last row (`methods.vegas.Vegas`)."""
+
+    def __init__(
+        self,
+        parameters: VegasParameters,
+        shape: ModelConfig,
+        rows: int,
+        max_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        ranks: "Ranks | None" = None,
+    ) -> None:
+        self.parameters, self.shape, self.ranks = parameters, shape, ranks
+        self.width = int(share_of(torch.tensor(max_len), *self._share))
+        assert parameters.score != "random"
+        self.collect = Collect(parameters.score, parameters.queries, parameters.share)
+        sets = shape.num_kv_heads if parameters.share == "head" else 1
+        bytes_of_a_layer = 4 * rows * sets * max_len
+        group = max(1, min(shape.num_layers, _SCORE_BYTES // bytes_of_a_layer))
+        self.scores = torch.full((group, rows, sets, max_len), -torch.inf, device=device)
+        self.selected = torch.full(
+            (shape.num_layers, rows, sets, self.width), -1, dtype=torch.int32, device=device
+        )
+        self._columns = torch.arange(parameters.gamma + 1, device=device)
+        self._kernels = None
+        if device.type == "cuda":
+            from specbench.integrations.vllm.kernels import ScoringKernels
+
+            self._kernels = ScoringKernels(self.scores, self.collect, shape, self.width, dtype)
+
+    @property
+    def _share(self) -> tuple[float, int]:
+        return self.parameters.kept_ratio, self.parameters.min_tokens
+
+    def keep(self, planned: Tensor) -> Tensor:
+        """See `Choice`."""
+        return share_of(planned[:, RANKED], *self._share)
+
+    def tail_begin(self, planned: Tensor) -> Tensor:
+        """See `Choice`: all that follows the ranked entries."""
+        return torch.zeros_like(planned[:, RANKED])
+
+    def choose(self, planned: Tensor, votes: Tensor, caches: Caches, table: Tensor) -> None:
+        """See `Choice`."""
+        rows, p = len(planned), self.parameters
+        ranked, seen = (planned[:, i].contiguous() for i in (RANKED, SEEN))
+        keep = self.keep(planned)
+        # where one row votes it comes first
+        alone = (planned[:, LAST_ONLY] == 1)[:, None, None, None]
+        votes = torch.where(alone, votes[:, :, 1:], votes)
+        voters = planned[:, VOTES].contiguous()
+        if p.queries == "last":
+            votes = torch.where((voters == 2)[:, None, None, None], votes[:, :, 1:], votes)
+            voters = voters.clamp(max=1)
+        # a row sees what was there before the drafts; the last one sees them too
+        first = (seen[:, None] - len(self._columns) + self._columns) < ranked[:, None]
+        mask = torch.stack([first, torch.ones_like(first)], 1)
+        mask[:, 0] |= (seen == ranked)[:, None] | (p.queries == "last")
+        group = len(self.scores)
+        for begin in range(0, len(caches), group):
+            layers = range(begin, min(begin + group, len(caches)))
+            for at, layer in enumerate(layers):
+                keys = caches[layer][0]
+                place = keys, table, seen, voters, ranked, self.scores[at, :rows], mask
+                self._score(votes[layer], *place)
+            scores = self.scores[: len(layers), :rows]
+            if self.ranks is not None and p.share == "layer":
+                scores = self.ranks.sum(scores)
+            out = self.selected[layers.start : layers.stop, :rows]
+            self._select(scores, ranked, keep, table, caches[0][0].shape[1], out)
+
+    def _score(
+        self,
+        votes: Tensor,
+        keys: Tensor,
+        table: Tensor,
+        seen: Tensor,
+        voters: Tensor,
+        ranked: Tensor,
+        scores: Tensor,
+        mask: Tensor,
+    ) -> None:
+        """How much each ranked entry of a layer mattered to the votes `[R, 2, H, D]`."""
+        scale = self.shape.head_dim**-0.5
+        if self._kernels is not None:
+            self._kernels.score(votes, keys, table, seen, voters, scale, mask, ranked, scores)
+            return
+        place = keys, table, seen, voters, ranked, scale
+        collect_scores(votes, *place, self.collect, scores, tree_mask=mask)
+
+    def _select(
+        self, scores: Tensor, ranked: Tensor, keep: Tensor, table: Tensor, block: int, out: Tensor
+    ) -> None:
+        p = self.parameters
+        forced = p.sinks, p.window
+        if self._kernels is not None:
+            self._kernels.select(scores, ranked, keep, *forced, table, block, out)
+            return
+        best = reference.select(scores, ranked, keep, self.width, *forced)
+        flat = best.permute(1, 0, 2, 3).flatten(1)
+        slots = torch.where(flat >= 0, slots_of(table, flat.clamp(min=0), block), -1)
+        out.copy_(slots.unflatten(1, (best.shape[0], *best.shape[2:])).permute(1, 0, 2, 3))
+
+
+class StreamChoice(Choice):
+    """Sinks and a recent window by position (`methods.magicdec.stream.Stream`)."""
+
+    def __init__(
+        self, parameters: StreamParameters, rows: int, max_len: int, device: torch.device
+    ) -> None:
+        self.parameters = parameters
+        self.width = int(self._keep(torch.tensor(max_len)))
+        self.selected = torch.full((1, rows, 1, self.width), -1, dtype=torch.int32, device=device)
+        self._index = torch.arange(self.width, device=device)
+
+    def _keep(self, committed: Tensor) -> Tensor:
+        p = self.parameters
+        if p.kept_ratio is None:
+            return committed.clamp(max=p.budget)
+        return share_of(committed, p.kept_ratio, p.min_tokens)
+
+    def keep(self, planned: Tensor) -> Tensor:
+        """See `Choice`; of all entries before the last token, accepted drafts included."""
+        drafting = planned[:, SAMPLED] > 0
+        return self._keep((planned[:, RANKED] - 1 + planned[:, SAMPLED]) * drafting)
+
+    def tail_begin(self, planned: Tensor) -> Tensor:
+        """See `Choice`: the last token, since the accepted drafts are among the sets."""
+        return (planned[:, SAMPLED] - 1).clamp(min=0)
+
+    def choose(self, planned: Tensor, votes: Tensor, caches: Caches, table: Tensor) -> None:
+        """See `Choice`."""
+        committed = planned[:, RANKED] - 1 + planned[:, SAMPLED]
+        keep = self.keep(planned)[:, None]
+        position = torch.where(
+            self._index < self.parameters.sinks,
+            self._index,
+            self._index + committed[:, None] - keep,
+        )
+        chosen = self._index < keep
+        slots = slots_of(table, position.clamp(min=0), caches[0][0].shape[1])
+        self.selected[0, : len(planned), 0].copy_(torch.where(chosen, slots, -1))
+
+
+def slots_of(table: Tensor, positions: Tensor, block: int) -> Tensor:
+    """Cache slots `[R, n]`, int64, of positions `[R, n]`; past the table, those of its end."""
+    page = (positions // block).clamp(max=table.shape[1] - 1)
+    return table.gather(1, page).long() * block + positions % block
