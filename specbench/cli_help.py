@@ -12,7 +12,7 @@ SETTINGS, SERVED, OTHER = "Settings of methods", "Settings of vLLM", "Options"
 ORDER = (METHODS, TUNING, DATA, MODEL, DECODING, PROTOCOL, SETTINGS, SERVED, OTHER)
 
 _GROUPS = {
-    METHODS: ("method", "dataset", "variant", "baseline", "schedule"),
+    METHODS: ("method", "host", "dataset", "variant", "baseline", "schedule"),
     DATA: (
         "source",
         "revision",

@@ -14,7 +14,7 @@ from specbench.cli_help import complete_datasets, complete_methods, group_of
 from specbench.config import RunConfig
 
 # Options that may be repeated and that take lists such as "aime25,codeelo".
-LISTS = ("method", "dataset")
+LISTS = ("method", "host", "dataset")
 # Options that take a list of numbers such as "0.05,0.1".
 NUMBERS = ("ratios", "gammas", "tree_shape")
 # Those of them in which a number may come twice.

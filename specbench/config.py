@@ -26,6 +26,7 @@ Positions = Literal["absolute", "cache-relative"]
 Normaliser = Literal["exact", "previous"]
 AttentionBackend = Literal["auto", "triton", "flash-attn", "sdpa"]
 Goal = Literal["throughput", "tpot"]
+Host = Literal["engine", "vllm"]
 Gamma = Annotated[int, Field(ge=0, le=64)]
 
 
@@ -43,6 +44,12 @@ class RunConfig(BaseModel):
     )
     method: tuple[str, ...] = Field(
         ("vegas",), min_length=1, description="Method to measure, or 'all'."
+    )
+    host: tuple[Host, ...] = Field(
+        ("engine",),
+        min_length=1,
+        description="What methods run in: specbench's engine, or vLLM with specbench's plug-in "
+        "(vegas, magicdec stream; docs/vllm.md).",
     )
     dataset: tuple[str, ...] = Field(
         ("longbench-v2",),

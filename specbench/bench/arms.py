@@ -62,9 +62,13 @@ def build_arms(config: RunConfig, left_out: list[str] | None = None) -> list[Arm
     names.sort(key=lambda name: name != AUTOREGRESSIVE)
     arms = [
         Arm(name, made)
-        for method in map(METHODS.get, names)
+        for method in map(METHODS.get, _in_engine(names, config))
         for name, made in method.arms(config).items()
     ]
+    if "vllm" in config.host:
+        from specbench.methods.vllm.hosted import hosted_arms
+
+        arms += [Arm(name, made) for name, made in hosted_arms(config, list(config.method)).items()]
     for setting in config.method_settings():
         if not any(setting in arm.method.parameters_type.model_fields for arm in arms):
             shown = ", ".join(arm.name for arm in arms)
@@ -74,6 +78,13 @@ def build_arms(config: RunConfig, left_out: list[str] | None = None) -> list[Arm
                 + (f", or choose {others}" if others else "")
             )
     return arms
+
+
+def _in_engine(names: list[str], config: RunConfig) -> list[str]:
+    """Of the methods `names`, those that have arms outside vLLM's plug-in."""
+    if "engine" in config.host:
+        return names
+    return [name for name in names if name in (AUTOREGRESSIVE, VLLM)]
 
 
 def _in_all(name: str, config: RunConfig, left_out: list[str]) -> bool:

@@ -1,36 +1,38 @@
-"""Runs the plug-in inside real vLLM on the CPU: a script for vLLM's own interpreter.
+"""Runs the plug-in inside real vLLM on the CPU: a module for vLLM's own interpreter.
 
-It reads a job as JSON from standard input and writes what was generated, step by step, as the last
-line of standard output:
+It reads a job as JSON from standard input and writes what was generated, step by step, as JSON to
+the file that it is given:
 
     {"model": folder, "runs": [{"gamma": 3, "settings": {...} or null, "args": {...},
       "requests": [{"ids": [...], "new": 20, "at": 0, "sampling": {...}, "cancel": null}]}]}
 
 Settings of null stand for plain vLLM. A request comes at the engine's step `at` and is cancelled
-after `cancel` steps.
+at the step `cancel`.
 """
 
 import gc
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
-os.environ |= {
+VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
 }
 
 
 def prepare() -> None:
     """Make the CPU build do what the plug-in needs of vLLM.
 
-    Its rejection sampler has kernels for the CPU that 0.30 forgets to call; it repacks weights, which
-    leaves none to read; and it has no CUSTOM backend, so the plug-in's stands in its own place.
+    Its rejection sampler has kernels for the CPU that 0.30 forgets to call; it repacks weights,
+    which leaves none to read; and it knows one backend, in whose place the plug-in's is put.
     """
     import vllm._custom_ops
     from vllm.utils import cpu_triton_utils as cpu
@@ -47,76 +49,76 @@ def prepare() -> None:
     register_backend(AttentionBackendEnum.CPU_ATTN, BACKEND)
 
 
-def generate(model: str, run: dict[str, Any]) -> dict[str, Any]:
-    """One engine from start to end: tokens of each step of each request, and the counters."""
-    from vllm import LLM, SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+def start(model: str, run: dict[str, Any]) -> Any:
+    """An engine in this process."""
+    from vllm import LLM
 
     more: dict[str, Any] = {}
     if run["settings"] is not None:
-        more = {
-            "speculative_config": {
-                "model": "specbench.integrations.vllm.VegasProposer",
-                "num_speculative_tokens": run["gamma"],
-            },
-            "additional_config": {"specbench": run["settings"]},
+        more["speculative_config"] = {
+            "model": "specbench.integrations.vllm.VegasProposer",
+            "num_speculative_tokens": run["gamma"],
         }
-    args = {"max_model_len": 256, "max_num_seqs": 4} | run.get("args", {})
-    llm = LLM(
-        model,
-        skip_tokenizer_init=True,
-        dtype="float32",
-        enforce_eager=True,
-        seed=0,
-        **args,
-        **more,
-    )
-    engine, requests = llm.llm_engine, run["requests"]
-    steps: dict[str, list[list[int]]] = {}
-    waiting = sorted(enumerate(requests), key=lambda pair: pair[1].get("at", 0))
-    now = 0
-    while waiting or engine.has_unfinished_requests():
-        while waiting and waiting[0][1].get("at", 0) <= now:
-            index, request = waiting.pop(0)
-            sampling = SamplingParams(
-                max_tokens=request["new"],
-                ignore_eos=True,
-                detokenize=False,
-                output_kind=RequestOutputKind.DELTA,
-                **{"temperature": 0, **request.get("sampling", {})},
-            )
-            steps[str(index)] = []
-            engine.add_request(str(index), {"prompt_token_ids": request["ids"]}, sampling)
-        for output in engine.step():
-            steps[output.request_id].append(list(output.outputs[0].token_ids))
+        more["additional_config"] = {"specbench": run["settings"]}
+    small = {"max_model_len": 256, "max_num_seqs": 4, "dtype": "float32", "enforce_eager": True}
+    given = run.get("args", {})
+    return LLM(model, skip_tokenizer_init=True, disable_log_stats=False, **(small | given), **more)
+
+
+def generate(model: str, run: dict[str, Any]) -> dict[str, Any]:
+    """One engine from start to end: tokens of each step of each request, and the counters."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    llm, requests = start(model, run), run["requests"]
+    engine = llm.llm_engine
+    steps: dict[str, list[list[int]]] = {str(index): [] for index in range(len(requests))}
+    now, last = 0, max(request.get("at", 0) for request in requests)
+    while now <= last or engine.has_unfinished_requests():
         for index, request in enumerate(requests):
+            if request.get("at", 0) == now:
+                sampling = SamplingParams(
+                    max_tokens=request["new"],
+                    ignore_eos=True,
+                    detokenize=False,
+                    output_kind=RequestOutputKind.DELTA,
+                    **({"temperature": 0} | request.get("sampling", {})),
+                )
+                engine.add_request(str(index), {"prompt_token_ids": request["ids"]}, sampling)
             if request.get("cancel") == now:
                 engine.abort_request([str(index)])
+        for output in engine.step():
+            steps[output.request_id].append(list(output.outputs[0].token_ids))
         now += 1
+    counted = {metric.name: metric for metric in llm.get_metrics()}
     figures = None
     if run["settings"] is not None:
-        figures = llm.collective_rpc(lambda worker: worker.model_runner.drafter.counters.figures())[0]
-    preempted = sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions") if (
-        args.get("disable_log_stats") is False
-    ) else None
-    del llm, engine
-    gc.collect()
-    return {"steps": [steps[str(i)] for i in range(len(requests))], "figures": figures, "preempted": preempted}
+        worker = engine.engine_core.engine_core.model_executor.driver_worker.worker
+        figures = worker.model_runner.drafter.counters.figures()
+    return {
+        "steps": list(steps.values()),
+        "figures": figures,
+        "preempted": counted["vllm:num_preemptions"].value,
+        "hits": counted["vllm:prefix_cache_hits"].value,
+    }
 
 
-def main() -> None:
-    """The job."""
+def main(result: Path) -> None:
+    """The job; what vLLM refuses is a result too."""
     job = json.load(sys.stdin)
     prepare()
     done = []
     for run in job["runs"]:
         try:
             done.append(generate(job["model"], run))
-        except Exception as error:  # a refusal is what some runs are about
-            done.append({"error": str(error), "kind": type(error).__name__})
-    print(json.dumps(done), flush=True)
+        except Exception as error:  # the process's boundary: the test decides what it means
+            done.append({"error": str(error)})
+        gc.collect()
+    result.write_text(json.dumps(done))
+    # vLLM's threads would keep the process
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    os.environ |= VARIABLES
+    main(Path(sys.argv[1]))

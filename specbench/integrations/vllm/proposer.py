@@ -14,6 +14,7 @@ from specbench.integrations.vllm.counters import Counters
 from specbench.integrations.vllm.drafter import Drafter, make_compute
 from specbench.integrations.vllm.hub import Hub
 from specbench.integrations.vllm.layout import split_cache
+from specbench.integrations.vllm.plugin import register
 from specbench.integrations.vllm.replay import Replay
 from specbench.integrations.vllm.rounds import FIELDS, Ints, plan_round
 from specbench.integrations.vllm.settings import read_settings
@@ -40,6 +41,8 @@ class VegasProposer:
     def __init__(self, vllm_config: Any) -> None:
         import vllm
 
+        # the entry point may be filtered out, or specbench only be on the path
+        register()
         self.config = vllm_config
         refusals.check(vllm_config, vllm.__version__)
         self.settings = read_settings(vllm_config)

@@ -114,6 +114,8 @@ def check_backend(layers: dict[str, Any]) -> None:
     UsageError
         Another backend, or layers without keys and values of their own.
     """
+    from vllm.platforms import current_platform
+
     from specbench.integrations.vllm.backend import SpecbenchImpl
 
     if not layers:
@@ -121,9 +123,9 @@ def check_backend(layers: dict[str, Any]) -> None:
     for name, layer in layers.items():
         impl = getattr(layer, "impl", None)
         if not isinstance(impl, SpecbenchImpl):
-            raise UsageError(
-                f"specbench inside vLLM: {name} runs on {type(impl).__name__}: start vLLM with "
-                "--attention-backend CUSTOM"
-            )
+            cure = "start vLLM with --attention-backend CUSTOM"
+            if current_platform.is_cpu():
+                cure = "a CUDA device is needed, vLLM for the CPU has one backend only"
+            raise UsageError(f"specbench inside vLLM: {name} runs on {type(impl).__name__}: {cure}")
         if getattr(layer, "kv_sharing_target_layer_name", None):
             raise UsageError(f"specbench inside vLLM: {name} has no KV cache of its own")

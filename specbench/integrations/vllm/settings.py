@@ -94,14 +94,20 @@ def _settings(values: dict[str, Any], gamma: int) -> Settings:
             f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()
         )
         raise UsageError(f"--additional-config: {detail}") from error
-    _refuse_what_is_left_out(parameters)
+    check_parameters(parameters)
     if own.get("stats") is not None:
         own["stats"] = Path(own["stats"])
     return Settings(method, parameters, **own)
 
 
-def _refuse_what_is_left_out(parameters: VegasParameters | StreamParameters) -> None:
-    """Settings that the engine has and the plug-in does not."""
+def check_parameters(parameters: VegasParameters | StreamParameters) -> None:
+    """Refuse what the engine has and the plug-in does not.
+
+    Raises
+    ------
+    UsageError
+        With what to use instead.
+    """
     name, value, instead = "", "", ""
     if parameters.gamma < 1:
         name, value, instead = "gamma", str(parameters.gamma), "at least 1"

@@ -93,7 +93,7 @@ class VllmBackend(Backend):
         self._process = VllmProcess(
             interpreter(None if python is None else str(python)),
             self.job.folder / f"{self.job.name}.log",
-            _environment(config),
+            _environment(config) | self.method.environment(),
             parameters.vllm_timeout,
         )
         try:
@@ -218,6 +218,7 @@ class VllmBackend(Backend):
         ]
         if config.trust_remote_code:
             words.append("--trust-remote-code")
+        words += self.method.engine_arguments(job.rows)
         if job.dummy:
             words += ["--load-format", "dummy"]
         given = {arg.partition("=")[0].replace("-", "_") for arg in self.method.parameters.vllm_arg}

@@ -66,7 +66,11 @@ class Vllm(Method):
     @property
     def speculation(self) -> dict[str, Any]:
         """The arm's `speculative_config`, empty without one."""
-        found = [text for key, text in map(_split, self.parameters.vllm_arg) if key == SPECULATIVE]
+        found = [
+            text
+            for key, text in map(split_argument, self.parameters.vllm_arg)
+            if key == SPECULATIVE
+        ]
         return _speculation(found[0]) if found else {}
 
     @classmethod
@@ -83,7 +87,7 @@ class Vllm(Method):
         shared: list[tuple[str, str]] = []
         speculative: list[tuple[str, str]] = []
         for argument in parameters.vllm_arg:
-            key, value = _split(argument)
+            key, value = split_argument(argument)
             # vLLM's parser may take a beginning for the whole name
             reserved = next((name for name in _RESERVED if name.startswith(key)), None)
             if reserved is not None:
@@ -99,6 +103,14 @@ class Vllm(Method):
             made[unique] = cls(_with(parameters, (*plain, argument)))
         return made
 
+    def engine_arguments(self, rows: int) -> list[str]:
+        """Words of vLLM's command line that make the arm, for `rows` requests at a time."""
+        return []
+
+    def environment(self) -> dict[str, str]:
+        """Variables of vLLM's process that make the arm."""
+        return {}
+
     def report(self) -> dict[str, Any]:
         """The settings for the records; gamma only where the arm speculates."""
         python = self.parameters.vllm_python
@@ -113,7 +125,14 @@ def _with(parameters: VllmParameters, arguments: tuple[str, ...]) -> VllmParamet
     return parameters.model_copy(update={"vllm_arg": arguments})
 
 
-def _split(argument: str) -> tuple[str, str]:
+def split_argument(argument: str) -> tuple[str, str]:
+    """Key and value of a KEY=VALUE, the key with underscores.
+
+    Raises
+    ------
+    UsageError
+        It is none.
+    """
     key, _, value = argument.partition("=")
     if not _KEY.fullmatch(key.strip()):
         raise UsageError(
