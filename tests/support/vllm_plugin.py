@@ -17,6 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -41,12 +44,26 @@ def prepare() -> None:
 
     for name in ("rejection_greedy_sample", "rejection_random_sample", "sample_recovered_tokens"):
         getattr(sampler, f"_{name}").kernel = getattr(cpu, f"{name}_kernel")
-    sampler._expand.kernel = cpu.expand_kernel
+    sampler._expand.kernel = type(cpu.expand_kernel)(expand)
     vllm._custom_ops._supports_onednn = False
 
     from specbench.integrations.vllm.plugin import BACKEND
 
     register_backend(AttentionBackendEnum.CPU_ATTN, BACKEND)
+
+
+def expand(
+    output: Tensor,
+    input: Tensor,
+    cu_num_tokens: Tensor,
+    replace_from: int,
+    replace_to: int,
+    MAX_NUM_TOKENS: int = 0,  # noqa: N803 - as vLLM calls it
+) -> None:
+    """A request's value for each of its tokens; the CPU's own kernel takes integers alone."""
+    counts = torch.diff(cu_num_tokens, prepend=torch.zeros_like(cu_num_tokens[:1]))
+    value = torch.where(input == replace_from, torch.full_like(input, replace_to), input)
+    output.copy_(value.repeat_interleave(counts))
 
 
 def start(model: str, run: dict[str, Any]) -> Any:
@@ -110,7 +127,7 @@ def main(result: Path) -> None:
     done = []
     for run in job["runs"]:
         try:
-            done.append(generate(job["model"], run))
+            done.append(generate(run.get("model", job["model"]), run))
         except Exception as error:  # the process's boundary: the test decides what it means
             done.append({"error": str(error)})
         gc.collect()
