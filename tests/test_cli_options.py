@@ -38,6 +38,7 @@ def test_nothing_given_is_the_default(parse: Callable[..., RunConfig]) -> None:
 VALUES: dict[str, tuple[list[str], Any]] = {
     "model": (["org/name"], "org/name"),
     "method": (["vegas,autoregressive"], ("vegas", "autoregressive")),
+    "host": (["engine,vllm"], ("engine", "vllm")),
     "dataset": (["file:a.jsonl"], ("file:a.jsonl",)),
     "source": (["sample"], "sample"),
     "revision": (["abc"], "abc"),

@@ -148,6 +148,11 @@ def build_space(config: TuneConfig) -> Space:
         raise UsageError("--schedule is an option of run: tune is what makes a schedule")
     if len(names) != 1 or names[0] == "all":
         raise UsageError(f"tune takes one --method at a time, not {', '.join(names)}")
+    if "vllm" in config.host:
+        raise UsageError(
+            "tune measures in specbench's engine: leave out --host; what it finds is what the "
+            "plug-in takes (docs/vllm.md)"
+        )
     method = METHODS.get(names[0])
     if issubclass(method, EngineMethod):
         arms = method.arms(config)

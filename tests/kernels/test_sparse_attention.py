@@ -18,7 +18,7 @@ from tests.support.paged import (
     paged,
     randn,
 )
-from tests.support.sparse import choose
+from tests.support.sparse import choose, tail_pool
 
 LENGTHS = (1, 15, 16, 17, 63, 100)
 SCALE = 0.31
@@ -66,6 +66,18 @@ def test_page_size_is_read_from_the_cache(page_size: int) -> None:
     selected, tail, seen = choose(kv, 2, width=13, tail_width=7)
     q = randn(5, len(LENGTHS), 1, 6, 8)
     check(kv, q, sparse_attention(q, kv.k_cache, kv.v_cache, selected, tail, SCALE), seen)
+
+
+def test_a_tail_in_a_pool_of_its_own_is_the_same_attention() -> None:
+    kv = paged(LENGTHS)
+    selected, tail, seen = choose(kv, 2, width=13, tail_width=7)
+    q = randn(5, len(LENGTHS), 1, 6, 8)
+    pool, own_tail = tail_pool(kv, tail, page_size=5)
+    # what the tail's slots name in the main cache is not read
+    caches = [cache.clone() for cache in (kv.k_cache, kv.v_cache)]
+    for cache in caches:
+        cache.flatten(0, 1)[tail[tail >= 0]] = torch.nan
+    check(kv, q, sparse_attention(q, *caches, selected, own_tail, SCALE, tail_caches=pool), seen)
 
 
 @pytest.mark.parametrize("sets", [1, 2])

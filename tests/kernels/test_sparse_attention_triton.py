@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench.kernels.sparse_attention import reference
 from tests.support.paged import Paged, head_major, interleaved, paged, randn
-from tests.support.sparse import choose
+from tests.support.sparse import choose, tail_pool
 
 pytest.importorskip("triton")
 
@@ -340,3 +340,23 @@ def test_what_it_cannot_take(change: Callable[[dict[str, object]], None], messag
     change(arguments)
     with pytest.raises(ValueError, match=message):
         sparse_attention(**arguments)
+
+
+@pytest.mark.parametrize("layout", [interleaved, head_major])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tail_in_a_pool_of_its_own(dtype: torch.dtype, layout: Callable[[Paged], Paged]) -> None:
+    kv = on_device(layout(paged(LENGTHS, dtype=dtype)))
+    selected, tail, _ = choose(kv, 2, width=40, tail_width=7)
+    q = randn(5, len(LENGTHS), 1, 6, 8, dtype=dtype).to(DEVICE)
+    (k_tail, v_tail), own = tail_pool(kv, tail, page_size=5)
+    out = sparse_attention(
+        q,
+        kv.k_cache,
+        kv.v_cache,
+        selected.to(DEVICE),
+        own.to(DEVICE),
+        SCALE,
+        tail_caches=(k_tail, v_tail),
+        workspace=poisoned(len(LENGTHS), 6, 2, 8),
+    )
+    check(out, q, kv, selected, tail)

@@ -32,3 +32,21 @@ def choose(
             mask[s, positions] = True
         seen.append(mask)
     return selected, tail, seen
+
+
+def tail_pool(kv: Paged, tail: Tensor, page_size: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Keys and values of the tail's entries in pages of their own, and their slots there.
+
+    Page 0 is nobody's, and nothing but the entries is a number.
+    """
+    requests, width = tail.shape
+    pages = -(-width // page_size)
+    at = torch.arange(width) + torch.arange(requests)[:, None] * pages * page_size + page_size
+    own = torch.where(tail >= 0, at, -1)
+    pool = []
+    for cache in (kv.k_cache, kv.v_cache):
+        shape = 1 + requests * pages, page_size, *cache.shape[2:]
+        filled = torch.full(shape, torch.nan, dtype=cache.dtype, device=cache.device)
+        filled.flatten(0, 1)[own[own >= 0]] = cache.flatten(0, 1)[tail[tail >= 0]]
+        pool.append(filled)
+    return (pool[0], pool[1]), own

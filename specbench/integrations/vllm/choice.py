@@ -66,7 +66,22 @@ class Choice(ABC):
 
 
 class VegasChoice(Choice):
-    """The best entries by the verification's first and last row (`methods.vegas.Vegas`)."""
+    """The best entries by the verification's first and last row (`methods.vegas.Vegas`).
+
+    Parameters
+    ----------
+    parameters : VegasParameters
+    shape : ModelConfig
+        This rank's.
+    rows, max_len : int
+        Most requests of a batch, and tokens of one of them.
+    dtype, device
+        Of vLLM's cache.
+    kernels : bool
+        Use Triton's kernels, not plain torch.
+    ranks : Ranks, optional
+        Of a tensor-parallel group.
+    """
 
     def __init__(
         self,
@@ -76,6 +91,7 @@ class VegasChoice(Choice):
         max_len: int,
         dtype: torch.dtype,
         device: torch.device,
+        kernels: bool,
         ranks: "Ranks | None" = None,
     ) -> None:
         self.parameters, self.shape, self.ranks = parameters, shape, ranks
@@ -91,7 +107,7 @@ class VegasChoice(Choice):
         )
         self._columns = torch.arange(parameters.gamma + 1, device=device)
         self._kernels = None
-        if device.type == "cuda":
+        if kernels:
             from specbench.integrations.vllm.kernels import ScoringKernels
 
             self._kernels = ScoringKernels(self.scores, self.collect, shape, self.width, dtype)

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specbench.engine.compute import Compute
+from specbench.engine.compute import Compute, make_compute
 from specbench.engine.forward import CachedAttention
 from specbench.engine.kv_cache import KVCache, pages_for
+from specbench.engine.model import Transformer
 from specbench.integrations.vllm.choice import Caches, Choice
 from specbench.integrations.vllm.hub import Hub
 from specbench.integrations.vllm.rounds import FIELDS, RANKED, SAMPLED, TOKEN
@@ -74,7 +75,7 @@ class Drafter:
         self._entry = torch.arange(2 * self.gamma, device=device)
         self._step = torch.arange(self.gamma, device=device)[:, None]
         self._attend = self._attend_by_reference
-        if device.type == "cuda":
+        if hub.kernels:
             self._attend = self._by_kernel(rows)
 
     def see(self, block_table: Tensor, rows: int) -> None:
@@ -144,10 +145,6 @@ class Drafter:
         return attend
 
 
-def make_compute(model: "object", pool: KVCache) -> Compute:
-    """Triton's kernels on a CUDA device, plain torch elsewhere."""
-    from specbench.engine.compute import make_compute as engine_compute
-    from specbench.engine.model import Transformer
-
-    assert isinstance(model, Transformer)
-    return engine_compute("triton" if pool.keys.device.type == "cuda" else "sdpa", model, pool)
+def drafting_compute(model: Transformer, pool: KVCache, kernels: bool) -> Compute:
+    """Triton's kernels, or plain torch, over the pool."""
+    return make_compute("triton" if kernels else "sdpa", model, pool)

@@ -31,6 +31,8 @@ class Hub:
     dtype, device
         Of queries, keys and values.
     counters : Counters
+    kernels : bool
+        Use Triton's kernels, not plain torch.
 
     Attributes
     ----------
@@ -53,7 +55,9 @@ class Hub:
         dtype: torch.dtype,
         device: torch.device,
         counters: Counters,
+        kernels: bool,
     ) -> None:
+        self.kernels = kernels
         self.gamma, self.max_len, self.counters = gamma, max_len, counters
         heads = shape.num_heads, shape.head_dim
         self.votes = torch.zeros(shape.num_layers, rows, 2, *heads, dtype=dtype, device=device)
@@ -61,7 +65,7 @@ class Hub:
         self.pool = KVCache(shape, rows * self.pages_of_a_row, dtype, device)
         self.step: Step | None = None
         self._keep_rows: Callable[..., None] = reference.keep_rows
-        if device.type == "cuda":
+        if kernels:
             from specbench.kernels.verified_rows.triton import keep_rows
 
             self._keep_rows = keep_rows

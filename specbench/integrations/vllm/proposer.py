@@ -8,10 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from specbench.engine.compute import Compute
 from specbench.integrations.vllm import refusals
 from specbench.integrations.vllm.choice import Choice, StreamChoice, VegasChoice
 from specbench.integrations.vllm.counters import Counters
-from specbench.integrations.vllm.drafter import Drafter, make_compute
+from specbench.integrations.vllm.drafter import Drafter, drafting_compute
 from specbench.integrations.vllm.hub import Hub
 from specbench.integrations.vllm.layout import split_cache
 from specbench.integrations.vllm.plugin import register
@@ -69,18 +70,24 @@ class VegasProposer:
 
             ranks = Ranks(shard_of(model, self.shape, get_tensor_model_parallel_rank(), size))
         self.counters = Counters(device, settings.log_seconds, settings.stats)
-        self.hub = Hub(self.local, rows, self.gamma, max_len, dtype, device, self.counters)
+        kernels = device.type == "cuda"
+        sizes = self.local, rows, self.gamma, max_len, dtype, device
+        self.hub = Hub(*sizes, self.counters, kernels)
         choice: Choice
         if isinstance(settings.parameters, StreamParameters):
             choice = StreamChoice(settings.parameters, rows, max_len, device)
         else:
-            shape = self.local
-            choice = VegasChoice(settings.parameters, shape, rows, max_len, dtype, device, ranks)
+            choice = VegasChoice(
+                settings.parameters, self.local, rows, max_len, dtype, device, kernels, ranks
+            )
         pool = self.hub.pool
-        compute = ParallelCompute(target, pool, ranks) if ranks else make_compute(target, pool)
+        if ranks is not None:
+            compute: Compute = ParallelCompute(target, pool, ranks)
+        else:
+            compute = drafting_compute(target, pool, kernels)
         self.drafter = Drafter(compute, self.hub, choice, rows, max_len)
         self.replay = Replay(self.drafter, settings.graphs, ranks)
-        self._planned = torch.zeros(rows, len(FIELDS), dtype=torch.int64, pin_memory=pinned(device))
+        self._planned = torch.zeros(rows, len(FIELDS), dtype=torch.int64, pin_memory=kernels)
         self._cache_at = 0
         for index, layer in enumerate(self.layers):
             layer.impl.layer_index, layer.impl.hub = index, self.hub
@@ -136,8 +143,3 @@ class VegasProposer:
             self.drafter.caches = [split_cache(layer.kv_cache, *heads) for layer in self.layers]
             self.replay.forget()
             self._cache_at = at
-
-
-def pinned(device: torch.device) -> bool:
-    """Whether the host's side of an upload should be pinned."""
-    return device.type == "cuda"

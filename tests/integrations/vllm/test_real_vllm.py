@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import pytest
