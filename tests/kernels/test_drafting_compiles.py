@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).parents[2]
-NAMES = {"_page_scores", "_sparse_attention", "_row_weights"}
+NAMES = {"_page_scores", "_sparse_attention", "_row_weights", "_keep_rows"}
 # Qwen2.5-0.5B and Qwen3-8B
 MODELS = ((14, 2, 64), (32, 8, 128))
 
@@ -39,6 +39,30 @@ def calls(heads: int, kv_heads: int, dim: int) -> None:
     sums, weights = torch.empty(2, rows, heads), torch.empty(2, rows, 80)
     for mask in (None, torch.zeros(2, rows, rows, dtype=torch.bool)):
         row_weights(half(2, rows, heads, dim), cache, table, lens, lens, mask, 0.1, weights, sums)
+    if dim == 64:  # the others differ in sizes alone
+        calls_inside_vllm(heads, kv_heads, dim)
+
+
+def calls_inside_vllm(heads: int, kv_heads: int, dim: int) -> None:
+    """The plug-in's, over both layouts of vLLM's cache."""
+    from specbench.integrations.vllm.layout import split_cache
+    from specbench.kernels.sparse_attention.triton import sparse_attention
+    from specbench.kernels.verified_rows.triton import keep_rows
+
+    q, pool, gamma = half(2, 1, heads, dim), half(5, 16, kv_heads, dim), 8
+    lens = torch.zeros(2, dtype=torch.int64)
+    listed = torch.zeros(2, kv_heads, 8, dtype=torch.int32)
+    tail = torch.zeros(2, 2 * gamma, dtype=torch.int64)
+    votes = half(2, 2, heads, dim)
+    packed = half(9, 16, kv_heads, 2 * dim).transpose(1, 2)
+    split = half(9, 2, 16, kv_heads, dim)
+    # as the packed cache is on a GPU: its halves are told apart by the device
+    layouts = packed.transpose(1, 2).split(dim, -1), split_cache(split, kv_heads, dim)
+    for keys, values in layouts:
+        sparse_attention(q, keys, values, listed, tail, 0.1, tail_caches=(pool, pool), counts=lens)
+    qkv = half(20, heads + 2 * kv_heads, dim)
+    starts = torch.zeros(3, dtype=torch.int32)
+    keep_rows(*qkv.split([heads, kv_heads, kv_heads], 1), starts, votes, pool[:2], pool[:2])
 
 
 def main() -> None:
@@ -60,12 +84,11 @@ def test_they_compile_for_hopper(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.kernels.test_drafting_compiles"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for line in done.stdout.splitlines():
-        kernels = json.loads(line)
-        assert {kernel["name"] for kernel in kernels} == NAMES
-        for kernel in kernels:
-            assert kernel["stack"] == 0, kernel["name"]
-            assert kernel["shared"] <= 227 * 1024, kernel["name"]
+    kernels = [kernel for line in done.stdout.splitlines() for kernel in json.loads(line)]
+    assert {kernel["name"] for kernel in kernels} == NAMES
+    for kernel in kernels:
+        assert kernel["stack"] == 0, kernel["name"]
+        assert kernel["shared"] <= 227 * 1024, kernel["name"]
 
 
 if __name__ == "__main__":

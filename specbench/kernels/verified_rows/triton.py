@@ -97,14 +97,14 @@ def _keep_rows(
         row = tl.where(part == 0, begin, end - 1)
         mask = (head < HEADS) & (d < DIM) & (end > begin)
         kept = tl.load(query + row * query_row + head * query_head + d, mask=mask)
-        at = votes + request * votes_request + part * votes_row + head * DIM + d
-        tl.store(at, kept, mask=mask)
+        vote = votes + request * votes_request + part * votes_row + head * DIM + d
+        tl.store(vote, kept, mask=mask)
     else:
-        head = tl.arange(0, PADDED_KV)[:, None]
-        row = begin + part - 1
-        mask = (head < KV_HEADS) & (d < DIM) & (row < end) & (end - begin <= CAPACITY + 1)
-        at = request * pool_request + (part - 2) * pool_entry + head * pool_head + d
-        kept = tl.load(key + row * key_row + head * key_head + d, mask=mask)
-        tl.store(k_pool + at, kept, mask=mask)
-        kept = tl.load(value + row * value_row + head * value_head + d, mask=mask)
-        tl.store(v_pool + at, kept, mask=mask)
+        kv_head = tl.arange(0, PADDED_KV)[:, None]
+        draft = begin + part - 1
+        there = (kv_head < KV_HEADS) & (d < DIM) & (draft < end) & (end - begin <= CAPACITY + 1)
+        at = request * pool_request + (part - 2) * pool_entry + kv_head * pool_head + d
+        k = tl.load(key + draft * key_row + kv_head * key_head + d, mask=there)
+        tl.store(k_pool + at, k, mask=there)
+        v = tl.load(value + draft * value_row + kv_head * value_head + d, mask=there)
+        tl.store(v_pool + at, v, mask=there)
