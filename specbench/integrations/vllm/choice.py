@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.model_config import ModelConfig
+from specbench.integrations.vllm.memory import SCORE_BYTES
 from specbench.integrations.vllm.rounds import LAST_ONLY, RANKED, SAMPLED, SEEN, VOTES
 from specbench.kernels.paged_attention.reference import Collect, collect_scores
 from specbench.kernels.selection import reference
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from specbench.integrations.vllm.parallel import Ranks
 
 Caches = list[tuple[Tensor, Tensor]]
-# scores of as many layers at a time as fit
-_SCORE_BYTES = 256 * 2**20
 
 
 class Choice(ABC):
@@ -95,13 +94,15 @@ class VegasChoice(Choice):
         ranks: "Ranks | None" = None,
     ) -> None:
         self.parameters, self.shape, self.ranks = parameters, shape, ranks
-        self.width = int(share_of(torch.tensor(max_len), *self._share))
+        self.width = widest(parameters, max_len)
         assert parameters.score != "random"
         self.collect = Collect(parameters.score, parameters.queries, parameters.share)
         sets = shape.num_kv_heads if parameters.share == "head" else 1
         bytes_of_a_layer = 4 * rows * sets * max_len
-        group = max(1, min(shape.num_layers, _SCORE_BYTES // bytes_of_a_layer))
-        self.scores = torch.full((group, rows, sets, max_len), -torch.inf, device=device)
+        group = max(1, min(shape.num_layers, SCORE_BYTES // bytes_of_a_layer))
+        self.scores = torch.full(
+            (group, rows, sets, max_len), -torch.inf, dtype=torch.float32, device=device
+        )
         self.selected = torch.full(
             (shape.num_layers, rows, sets, self.width), -1, dtype=torch.int32, device=device
         )
@@ -112,13 +113,9 @@ class VegasChoice(Choice):
 
             self._kernels = ScoringKernels(self.scores, self.collect, shape, self.width, dtype)
 
-    @property
-    def _share(self) -> tuple[float, int]:
-        return self.parameters.kept_ratio, self.parameters.min_tokens
-
     def keep(self, planned: Tensor) -> Tensor:
         """See `Choice`."""
-        return share_of(planned[:, RANKED], *self._share)
+        return kept_of(self.parameters, planned[:, RANKED])
 
     def tail_begin(self, planned: Tensor) -> Tensor:
         """See `Choice`: all that follows the ranked entries."""
@@ -193,20 +190,15 @@ class StreamChoice(Choice):
         self, parameters: StreamParameters, rows: int, max_len: int, device: torch.device
     ) -> None:
         self.parameters = parameters
-        self.width = int(self._keep(torch.tensor(max_len)))
+        self.width = widest(parameters, max_len)
         self.selected = torch.full((1, rows, 1, self.width), -1, dtype=torch.int32, device=device)
         self._index = torch.arange(self.width, device=device)
-
-    def _keep(self, committed: Tensor) -> Tensor:
-        p = self.parameters
-        if p.kept_ratio is None:
-            return committed.clamp(max=p.budget)
-        return share_of(committed, p.kept_ratio, p.min_tokens)
 
     def keep(self, planned: Tensor) -> Tensor:
         """See `Choice`; of all entries before the last token, accepted drafts included."""
         drafting = planned[:, SAMPLED] > 0
-        return self._keep((planned[:, RANKED] - 1 + planned[:, SAMPLED]) * drafting)
+        committed = (planned[:, RANKED] - 1 + planned[:, SAMPLED]) * drafting
+        return kept_of(self.parameters, committed)
 
     def tail_begin(self, planned: Tensor) -> Tensor:
         """See `Choice`: the last token, since the accepted drafts are among the sets."""
@@ -224,6 +216,18 @@ class StreamChoice(Choice):
         chosen = self._index < keep
         slots = slots_of(table, position.clamp(min=0), caches[0][0].shape[1])
         self.selected[0, : len(planned), 0].copy_(torch.where(chosen, slots, -1))
+
+
+def kept_of(parameters: VegasParameters | StreamParameters, length: Tensor) -> Tensor:
+    """Entries kept of `length` ones, int64 of the same shape."""
+    if parameters.kept_ratio is None:
+        return length.clamp(max=parameters.budget)
+    return share_of(length, parameters.kept_ratio, parameters.min_tokens)
+
+
+def widest(parameters: VegasParameters | StreamParameters, max_len: int) -> int:
+    """Most entries that a set holds."""
+    return int(kept_of(parameters, torch.tensor(max_len)))
 
 
 def slots_of(table: Tensor, positions: Tensor, block: int) -> Tensor:

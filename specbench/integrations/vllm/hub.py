@@ -90,8 +90,9 @@ class Hub:
 
     def begin(self, metadata: Any) -> None:
         """A forward is about to run over the batch that `metadata` describe."""
-        left = self.step
-        if left is not None and left.longest + self.gamma > self.max_len:
+        # batches that vLLM only warms up or captures with are nobody's
+        left, serving = self.step, self.counters.rounds > 0
+        if serving and left is not None and left.longest + self.gamma > self.max_len:
             self.counters.skip()
         self.step = Step.of(metadata)
 

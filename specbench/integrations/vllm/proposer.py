@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from specbench.engine.compute import Compute
 from specbench.integrations.vllm import refusals
-from specbench.integrations.vllm.choice import Choice, StreamChoice, VegasChoice
-from specbench.integrations.vllm.counters import Counters
+from specbench.integrations.vllm.choice import Choice, StreamChoice, VegasChoice, widest
+from specbench.integrations.vllm.counters import LOG, Counters
 from specbench.integrations.vllm.drafter import Drafter, drafting_compute
 from specbench.integrations.vllm.hub import Hub
 from specbench.integrations.vllm.layout import split_cache
+from specbench.integrations.vllm.memory import check_memory, drafter_bytes
 from specbench.integrations.vllm.plugin import register
 from specbench.integrations.vllm.replay import Replay
 from specbench.integrations.vllm.rounds import FIELDS, Ints, plan_round
@@ -71,6 +72,11 @@ class VegasProposer:
             ranks = Ranks(shard_of(model, self.shape, get_tensor_model_parallel_rank(), size))
         self.counters = Counters(device, settings.log_seconds, settings.stats)
         kernels = device.type == "cuda"
+        held = drafter_bytes(
+            self.local, rows, self.gamma, max_len, widest(settings.parameters, max_len), dtype
+        )
+        total = check_memory(held, device)
+        LOG.info("specbench: the drafter holds %.2f GiB for %d requests", total / 2**30, rows)
         sizes = self.local, rows, self.gamma, max_len, dtype, device
         self.hub = Hub(*sizes, self.counters, kernels)
         choice: Choice
@@ -87,7 +93,9 @@ class VegasProposer:
             compute = drafting_compute(target, pool, kernels)
         self.drafter = Drafter(compute, self.hub, choice, rows, max_len)
         self.replay = Replay(self.drafter, settings.graphs, ranks)
-        self._planned = torch.zeros(rows, len(FIELDS), dtype=torch.int64, pin_memory=kernels)
+        self._planned = torch.zeros(
+            rows, len(FIELDS), dtype=torch.int64, device="cpu", pin_memory=kernels
+        )
         self._cache_at = 0
         for index, layer in enumerate(self.layers):
             layer.impl.layer_index, layer.impl.hub = index, self.hub
