@@ -34,6 +34,11 @@ class EngineArgs:
         """All of them."""
         for flag in ("model", "dtype", "generation-config", "load-format", "behave"):
             parser.add_argument(f"--{flag}")
+        for flag in ("attention-backend", "additional-config"):
+            parser.add_argument(f"--{flag}")
+        for flag in ("max-num-seqs", "max-cudagraph-capture-size"):
+            parser.add_argument(f"--{flag}", type=int)
+        parser.add_argument("--no-async-scheduling", action="store_true")
         for flag in ("max-model-len", "seed", "kv-cache-memory-bytes"):
             parser.add_argument(f"--{flag}", type=int)
         parser.add_argument("--max-num-batched-tokens", type=int, default=0)
@@ -64,6 +69,7 @@ class LLM:
 
     def __init__(self, args: Any) -> None:
         print("engine arguments:", vars(args), flush=True)
+        print("runner:", os.environ.get("VLLM_USE_V2_MODEL_RUNNER"), flush=True)
         args.behave = args.behave or os.environ.get("FAKE_VLLM_BEHAVES")
         if args.behave == "refuse":
             raise ValueError("Model architectures ['FooForCausalLM'] are not supported for now.")
