@@ -53,7 +53,7 @@ class ScoringKernels:
         ranked: Tensor,
         scores: Tensor,
     ) -> None:
-        """Write the scores `[R, S, L]` of one layer; see `choice.VegasChoice`."""
+        """Write the scores `[R, S, L]` of one layer; see `vegas_choice.VegasChoice`."""
         # values do not matter for the scores: the keys stand in
         self._paged(
             votes,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from specbench.engine.compute import Compute
 from specbench.integrations.vllm import refusals
-from specbench.integrations.vllm.choice import Choice, StreamChoice, VegasChoice, widest
+from specbench.integrations.vllm.choice import Choice, StreamChoice, widest
 from specbench.integrations.vllm.counters import LOG, Counters
 from specbench.integrations.vllm.drafter import Drafter, drafting_compute
 from specbench.integrations.vllm.hub import Hub
@@ -21,6 +21,7 @@ from specbench.integrations.vllm.replay import Replay
 from specbench.integrations.vllm.rounds import FIELDS, Ints, plan_round
 from specbench.integrations.vllm.settings import read_settings
 from specbench.integrations.vllm.target import local_shape, model_shape, shard_of, view
+from specbench.integrations.vllm.vegas_choice import VegasChoice
 from specbench.methods.magicdec.stream import StreamParameters
 
 

@@ -8,9 +8,10 @@ import torch
 
 from specbench.engine.model import Transformer
 from specbench.errors import UsageError
-from specbench.integrations.vllm.choice import Choice, StreamChoice, VegasChoice
+from specbench.integrations.vllm.choice import Choice, StreamChoice
 from specbench.integrations.vllm.layout import split_cache
 from specbench.integrations.vllm.replay import buckets_of
+from specbench.integrations.vllm.vegas_choice import VegasChoice
 from specbench.methods.magicdec.stream import StreamParameters
 from specbench.methods.vegas import VegasParameters
 from tests.support.tiny import prompts, tiny_model
