@@ -65,7 +65,8 @@ def continued(model: Transformer, text: Sequence[int], count: int) -> list[int]:
     """Greedy decoding, everything computed anew for each token."""
     tokens = list(text)
     for _ in range(count):
-        hidden = model(torch.tensor([tokens]), torch.arange(len(tokens))[None], Watching())
+        ids = torch.tensor([tokens], device=model.embed.device)
+        hidden = model(ids, torch.arange(len(tokens), device=ids.device)[None], Watching())
         tokens.append(int(model.logits(hidden[0, -1]).argmax()))
     return tokens[len(text) :]
 
@@ -108,18 +109,18 @@ def make_drafter(
     """A drafter that has seen `batch`; `make_choice` takes rows, max_len and kernels."""
     config, rows = model.config, len(batch) + 1
     shape = config.num_kv_heads, config.head_dim
-    device = torch.device("cpu")
+    device = model.embed.device
     sizes = config, rows, gamma, max_len, model.dtype, device
     hub = Hub(*sizes, Counters(device), kernels)
     blocks_each = -(-max_len // BLOCK)
     order = torch.randperm(rows * blocks_each, generator=torch.Generator().manual_seed(3)) + 1
-    table = order.view(rows, blocks_each).int()
+    table = order.view(rows, blocks_each).int().to(device)
     seen = []
     for row in batch:
-        watching, tokens = Watching(), torch.tensor([row.text])
-        model(tokens, torch.arange(tokens.shape[1])[None], watching)
+        watching, tokens = Watching(), torch.tensor([row.text], device=device)
+        model(tokens, torch.arange(tokens.shape[1], device=device)[None], watching)
         seen.append(watching.layers)
-    starts = torch.tensor([0, *(row.rows for row in batch), 0]).cumsum(0).int()
+    starts = torch.tensor([0, *(row.rows for row in batch), 0]).cumsum(0).int().to(device)
     caches = []
     for layer in range(config.num_layers):
         flat = [
@@ -127,9 +128,11 @@ def make_drafter(
             for i in range(3)
         ]
         hub.keep(layer, *flat, starts)
-        keys, values = torch.full((2, rows * blocks_each + 1, BLOCK, *shape), torch.nan)
+        keys, values = torch.full(
+            (2, rows * blocks_each + 1, BLOCK, *shape), torch.nan, device=device
+        )
         for r, row in enumerate(batch):
-            at = torch.arange(len(row.text))
+            at = torch.arange(len(row.text), device=device)
             place = table[r].long()[at // BLOCK], at % BLOCK
             keys[place], values[place] = seen[r][layer][1], seen[r][layer][2]
         cache = layout(keys, values)

@@ -1,6 +1,7 @@
 """Methods of specbench inside vLLM, and vLLM on the scheduling that they make it use."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,7 +71,9 @@ class Hosted(Vllm):
 
     def environment(self) -> dict[str, str]:
         """See `Vllm`: specbench itself has to be found by vLLM's interpreter."""
-        return {"PYTHONPATH": str(Path(specbench.__file__).parents[1])}
+        own = str(Path(specbench.__file__).parents[1])
+        given = os.environ.get("PYTHONPATH")
+        return {"PYTHONPATH": os.pathsep.join([own, given] if given else [own])}
 
     def report(self) -> dict[str, Any]:
         """The settings for the records."""

@@ -18,7 +18,7 @@ from specbench.methods.vllm.hosted import Hosted
 from specbench.methods.vllm.method import Vllm
 from specbench.tune.space import build_space
 from tests.support.folder import write_model, write_prompts
-from tests.support.vllm import fake_python
+from tests.support.vllm import ROOT, fake_python
 
 
 def arms(**values: Any) -> dict[str, Any]:
@@ -75,6 +75,16 @@ def test_the_plug_in_reads_what_it_is_told() -> None:
         settings = read_settings(config)
         assert settings.method == method
         assert settings.parameters.model_dump(include=set(given)) == given
+
+
+def test_vllms_interpreter_finds_specbench_and_what_it_found_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = arms(method="vegas")["vllm-vegas"]
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert made.environment() == {"PYTHONPATH": str(ROOT)}
+    monkeypatch.setenv("PYTHONPATH", "/kit/site")
+    assert made.environment() == {"PYTHONPATH": f"{ROOT}:/kit/site"}
 
 
 def test_the_control_is_v1_without_speculation_and_without_overlap() -> None:
