@@ -11,11 +11,13 @@ from specbench.errors import UsageError
 from specbench.integrations.vllm.choice import Choice, StreamChoice
 from specbench.integrations.vllm.layout import split_cache
 from specbench.integrations.vllm.replay import buckets_of
+from specbench.integrations.vllm.rounds import RANKED
 from specbench.integrations.vllm.vegas_choice import VegasChoice
 from specbench.methods.magicdec.stream import StreamParameters
 from specbench.methods.vegas import VegasParameters
 from tests.support.tiny import prompts, tiny_model
 from tests.support.vllm_batch import (
+    BLOCK,
     Layout,
     Row,
     continued,
@@ -88,21 +90,50 @@ def test_nothing_is_written_to_vllms_cache(model: Transformer, batch: list[Row])
 def test_sets_hold_the_entries_that_the_first_and_the_last_row_weigh_most(
     model: Transformer, batch: list[Row]
 ) -> None:
-    drafter = make_drafter(model, batch[:1], vegas(model, kept_ratio=0.2), GAMMA)
-    drafter.run(1)
-    ranked = len(batch[0].text) - GAMMA
-    q, (keys, _) = drafter.hub.votes[1, 0], drafter.caches[1]
-    place = torch.arange(len(batch[0].text))
-    slots = drafter.table[0].long()[place // 16] * 16 + place % 16
-    own = keys.flatten(0, 1)[slots]
-    logits = torch.einsum("mhd,nhd->hmn", q, own.repeat_interleave(2, 1)) * 8**-0.5
-    logits[:, 0, ranked:] = -torch.inf
-    weights = logits.softmax(-1).view(2, 2, 2, -1).sum((1, 2))[:, :ranked]
-    kept = -(-ranked // 5)
-    for head in range(2):
-        expected = slots[weights[head].topk(kept).indices]
-        chosen = drafter.choice.layer(1, 1)[0, head]
-        assert set(chosen[chosen >= 0].tolist()) == set(expected.tolist())
+    drafter = make_drafter(model, batch, vegas(model, kept_ratio=0.2), GAMMA)
+    drafter.run(len(batch))
+    choice = drafter.choice
+    assert isinstance(choice, VegasChoice)
+    for r, row in enumerate(batch):
+        if not row.sampled:
+            continue
+        length = len(row.text)
+        # of a prompt only the last row votes, and ranks all of it
+        ranked = length if row.prefilling else length - GAMMA
+        place = torch.arange(length)
+        slots = drafter.table[r].long()[place // BLOCK] * BLOCK + place % BLOCK
+        keys = drafter.caches[1][0].flatten(0, 1)[slots].repeat_interleave(2, 1)
+        logits = torch.einsum("mhd,nhd->hmn", drafter.hub.votes[1, r], keys) * 8**-0.5
+        logits[:, 0, ranked:] = -torch.inf
+        voters = slice(1, 2) if row.prefilling else slice(0, 2)
+        weights = logits.softmax(-1)[:, voters].unflatten(0, (2, 2)).sum((1, 2))[:, :ranked]
+        torch.testing.assert_close(choice.scores[1, r, :, :ranked], weights)
+        kept = max(2, -(-ranked // 5))
+        for head in range(2):
+            expected = slots[weights[head].topk(kept).indices]
+            chosen = choice.layer(1, r + 1)[r, head]
+            assert set(chosen[chosen >= 0].tolist()) == set(expected.tolist())
+
+
+def test_stream_reads_sinks_and_window_and_no_entry_twice(
+    model: Transformer, batch: list[Row]
+) -> None:
+    drafter = make_drafter(model, batch, stream(budget=12, sinks=2), GAMMA)
+    drafter.run(len(batch))
+    begin = drafter.choice.tail_begin(drafter.planned)
+    for r, row in enumerate(batch):
+        chosen = drafter.choice.layer(1, r + 1)[r, 0]
+        if not row.sampled:
+            assert (chosen < 0).all()
+            continue
+        committed = len(row.committed) - 1
+        kept = min(12, committed)
+        place = torch.arange(committed)
+        slots = (drafter.table[r].long()[place // BLOCK] * BLOCK + place % BLOCK).tolist()
+        expected = slots[: min(2, kept)] + slots[committed - max(kept - 2, 0) :]
+        assert chosen[chosen >= 0].tolist() == expected
+        # the tail begins with the last token, behind what the sets may hold
+        assert drafter.planned[r, RANKED] + begin[r] == committed
 
 
 @pytest.mark.parametrize(
