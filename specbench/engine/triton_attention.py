@@ -129,11 +129,10 @@ class TritonAttention:
             )
             return
         norm = None if collector.norm is None else collector.norm[layer]
-        # values do not matter for the scores: the keys stand in
         self.workspace(1, 1, collect)(
             q[:, -1:].contiguous(),
             keys,
-            keys,
+            None,
             attention.block_table,
             attention.kv_lens,
             torch.ones_like(attention.q_lens),

@@ -90,8 +90,7 @@ class TritonDrafting(Compute):
         keys = self.cache.layer(layer)[0]
         place = block_table, kv_lens, q_lens
         paged = self._attention.workspace(len(q), 1, ONE_ROW)
-        # values do not matter for the scores: the keys stand in
-        paged(q, keys, keys, *place, scale, ranked=kv_lens, scores=scores)
+        paged(q, keys, None, *place, scale, ranked=kv_lens, scores=scores)
 
     def row_weights(
         self,

@@ -236,6 +236,25 @@ def test_scores_equal_the_reference(
     assert_near(scores.double().masked_fill(past, -torch.inf), expected, torch.float32)
 
 
+@pytest.mark.parametrize("score", ["logit", "weight"])
+def test_scores_under_a_mask_and_without_values(score: Literal["logit", "weight"]) -> None:
+    kv = on_device(paged((70, 21, 3), dtype=torch.float32))
+    q = chunk((2, 2, 1), 6, 8, torch.float32)
+    mask = (torch.arange(5) < torch.tensor([[3], [5]])).expand(3, 2, 5).clone()
+    lengths, collect = (lens(70, 21, 3), lens(2, 2, 1), lens(66, 18, 3)), Collect(score)
+    scores = torch.full((3, 2, 80), 5.0, device=DEVICE)
+    expected = scores.double()
+    made = attention(q, kv, launch=small(programs=4), collect=collect)
+    more = {"tree_mask": mask.to(DEVICE), "ranked": lengths[2], "scores": scores}
+    out = made(q, kv.k_cache, None, kv.block_table, *lengths[:2], SCALE, **more)
+    assert (out == 0).all()
+    place = q.double(), kv.k_cache.double(), kv.block_table, *lengths
+    reference.collect_scores(*place, SCALE, collect, expected, tree_mask=mask.to(DEVICE))
+    past = expected == -torch.inf
+    assert (scores[past] == 5).all()
+    assert_near(scores.double().masked_fill(past, -torch.inf), expected, torch.float32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("score", ["logit", "weight"])
 def test_scores_of_16_bit_types(score: Literal["logit", "weight"], dtype: torch.dtype) -> None:

@@ -54,11 +54,10 @@ class ScoringKernels:
         scores: Tensor,
     ) -> None:
         """Write the scores `[R, S, L]` of one layer; see `vegas_choice.VegasChoice`."""
-        # values do not matter for the scores: the keys stand in
         self._paged(
             votes,
             keys,
-            keys,
+            None,
             table,
             seen,
             voters,

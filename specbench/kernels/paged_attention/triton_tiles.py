@@ -74,6 +74,7 @@ def attend_tiles(
     PAGE_SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
     COLLECT: tl.constexpr,
+    VALUES: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -133,6 +134,7 @@ def attend_tiles(
                 weights_ptr + at, weights.to(weights_ptr.dtype.element_ty), mask=there[:, None]
             )
             tl.store(peaks_ptr + tile * SLOTS + kept, peak, mask=there)
-        v = load_tile(v_at, d, inside, HEAD_DIM, MASKED)
-        acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        if VALUES:
+            v = load_tile(v_at, d, inside, HEAD_DIM, MASKED)
+            acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
     return acc, total, top

@@ -104,7 +104,7 @@ class PagedAttention:
         self,
         q: Tensor,
         k_cache: Tensor,
-        v_cache: Tensor,
+        v_cache: Tensor | None,
         block_table: Tensor,
         kv_lens: Tensor,
         q_lens: Tensor,
@@ -122,7 +122,8 @@ class PagedAttention:
         Parameters
         ----------
         q, k_cache, v_cache, block_table, kv_lens, q_lens, scale
-            As for `reference.paged_attention`; `scale` is positive.
+            As for `reference.paged_attention`; `scale` is positive. Without values the output is
+            zeros: for scores and log-sum-exps alone.
         out : Tensor, optional
             `[R, Q, H, D]`, written and returned.
         lse : Tensor, optional
@@ -151,6 +152,8 @@ class PagedAttention:
         lengths = {"kv_lens": kv_lens, "q_lens": q_lens}
         if ranked is not None:
             lengths["ranked"] = ranked
+        valued = v_cache is not None
+        v_cache = k_cache if v_cache is None else v_cache
         check(self, q, k_cache, v_cache, lengths, tree_mask, scores, norm)
         kept = Collecting() if scores is None else self.collecting
         if out is None:
@@ -214,6 +217,7 @@ class PagedAttention:
             PAGE_SIZE=k_cache.shape[1],
             COLUMNS=0 if tree_mask is None else tree_mask.shape[2],
             COLLECT=kept.mode,
+            VALUES=valued,
             SLOTS=slots,
             BLOCK_C=max(16, power_of_2(slots)) if kept.normed else 16,
             FUSED=self.fused,
