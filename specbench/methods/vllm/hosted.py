@@ -17,6 +17,7 @@ PROPOSER = "specbench.integrations.vllm.VegasProposer"
 CONTROL = "vllm-v1-sync"
 # vLLM's own largest graph: fewer rows than this keep all that it captures anyway
 _LARGEST_GRAPH = 512
+# its graphs of a verification come in steps of so many tokens, at most
 _GRAPH_STEP = 16
 
 
@@ -52,10 +53,16 @@ class Hosted(Vllm):
         return {"method": self.drafter, **given}
 
     def engine_arguments(self, rows: int) -> list[str]:
-        """See `Vllm`: the drafter, its backend, and a graph for a whole batch's verification."""
-        tokens = -(-rows * (self.gamma + 1) // _GRAPH_STEP) * _GRAPH_STEP
+        """See `Vllm`: the drafter, its backend, and a graph for a whole batch's verification.
+
+        vLLM captures no more tokens than `max_num_seqs` requests can have, so that it takes some
+        requests more for a size that is at least the whole batch's.
+        """
+        chunk = self.gamma + 1
+        most = rows + -(-_GRAPH_STEP // chunk)
+        tokens = -(-most * chunk // _GRAPH_STEP) * _GRAPH_STEP
         words = {
-            "max_num_seqs": str(rows),
+            "max_num_seqs": str(most),
             "attention_backend": "CUSTOM",
             "max_cudagraph_capture_size": str(max(tokens, _LARGEST_GRAPH)),
             SPECULATIVE: json.dumps(self.speculation),

@@ -49,8 +49,8 @@ def test_vllm_gets_drafter_backend_and_a_graph_for_the_whole_batch() -> None:
     made = arms(method="vegas", gamma=8, kept_ratio=0.05)["vllm-vegas"]
     told = words(made, rows=64)
     assert told["--attention-backend"] == "CUSTOM"
-    assert told["--max-num-seqs"] == "64"
-    assert told["--max-cudagraph-capture-size"] == "576"
+    assert told["--max-num-seqs"] == "66"
+    assert told["--max-cudagraph-capture-size"] == "608"
     assert json.loads(told["--speculative-config"]) == {
         "model": "specbench.integrations.vllm.VegasProposer",
         "num_speculative_tokens": 8,
@@ -58,6 +58,21 @@ def test_vllm_gets_drafter_backend_and_a_graph_for_the_whole_batch() -> None:
     # a small batch keeps the graphs that vLLM makes anyway
     assert words(made, rows=4)["--max-cudagraph-capture-size"] == "512"
     assert made.gamma == 8
+
+
+@pytest.mark.parametrize("gamma", [1, 4, 6, 8, 16])
+@pytest.mark.parametrize("rows", [1, 10, 33, 57, 64, 100])
+def test_some_graph_holds_a_whole_batch(rows: int, gamma: int) -> None:
+    """By vLLM's rule: sizes in steps, rounded up to whole requests, within both limits."""
+    told = words(arms(method="vegas", gamma=gamma)["vllm-vegas"], rows)
+    largest, requests = (
+        int(told[flag]) for flag in ("--max-cudagraph-capture-size", "--max-num-seqs")
+    )
+    chunk = gamma + 1
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+    rounded = {-(-size // chunk) * chunk for size in sizes}
+    captured = [x for x in rounded if x <= min(largest, requests * chunk)]
+    assert max(captured) >= rows * chunk
 
 
 def test_the_plug_in_reads_what_it_is_told() -> None:
