@@ -115,6 +115,10 @@ def make_drafter(
     blocks_each = -(-max_len // BLOCK)
     order = torch.randperm(rows * blocks_each, generator=torch.Generator().manual_seed(3)) + 1
     table = order.view(rows, blocks_each).int().to(device)
+    for r, row in enumerate(batch):
+        # what a row does not have is stale: another's
+        used = -(-len(row.text) // BLOCK)
+        table[r, used:] = table[(r + 1) % rows, : blocks_each - used]
     seen = []
     for row in batch:
         watching, tokens = Watching(), torch.tensor([row.text], device=device)

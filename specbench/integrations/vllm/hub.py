@@ -94,7 +94,9 @@ class Hub:
         left, serving = self.step, self.counters.rounds > 0
         if serving and left is not None and left.longest + self.gamma > self.max_len:
             self.counters.skip()
-        self.step = Step.of(metadata)
+        # batches that vLLM makes up have no lengths on the host
+        known = metadata.seq_lens_cpu_upper_bound is not None
+        self.step = Step.of(metadata) if known else None
 
     def take(self) -> Step | None:
         """The batch that was verified, once."""

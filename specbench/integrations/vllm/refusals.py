@@ -41,7 +41,8 @@ def _model(config: Any) -> Iterator[str]:
     if getattr(model, "use_mla", False):
         yield "multi-head latent attention (MLA) keeps no keys that could be ranked"
     window = model.get_sliding_window() if hasattr(model, "get_sliding_window") else None
-    if window:
+    # a window may be stated and not used
+    if window and getattr(getattr(model, "hf_text_config", None), "use_sliding_window", True):
         yield f"the model has sliding-window attention (of {window} tokens)"
     if getattr(model, "quantization", None):
         yield f"weights quantised by {model.quantization} cannot be read by the drafter"

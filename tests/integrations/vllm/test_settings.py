@@ -105,6 +105,12 @@ def test_what_is_supported_is_let_through(version: str) -> None:
     check(config(), version)
 
 
+def test_a_window_that_is_stated_but_not_used_is_let_through() -> None:
+    model = {"model_config__get_sliding_window": lambda: 32768}
+    unused = SimpleNamespace(use_sliding_window=False)
+    check(config(**model, model_config__hf_text_config=unused), "0.30.0")
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
