@@ -8,8 +8,9 @@ from torch import Tensor
 
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
+from specbench.engine.model_config import ModelConfig
 from specbench.engine.triton_compute import Fusion, TritonCompute
-from specbench.integrations.vllm.target import Shard
+from specbench.integrations.vllm.target import Shard, shard_of
 from specbench.kernels.linear.plan import MAX_ROWS
 
 
@@ -38,6 +39,13 @@ class Ranks:
         from vllm.distributed.parallel_state import graph_capture
 
         return graph_capture(device)
+
+
+def join(model: Any, shape: ModelConfig, size: int) -> Ranks:
+    """This process's place among `size` ranks that share vLLM's `model`."""
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    return Ranks(shard_of(model, shape, get_tensor_model_parallel_rank(), size))
 
 
 class ParallelCompute(TritonCompute):

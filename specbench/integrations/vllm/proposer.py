@@ -20,7 +20,7 @@ from specbench.integrations.vllm.plugin import register
 from specbench.integrations.vllm.replay import Replay
 from specbench.integrations.vllm.rounds import FIELDS, Ints, plan_round
 from specbench.integrations.vllm.settings import read_settings
-from specbench.integrations.vllm.target import local_shape, model_shape, shard_of, view
+from specbench.integrations.vllm.target import local_shape, model_shape, view
 from specbench.integrations.vllm.vegas_choice import VegasChoice
 from specbench.methods.magicdec.stream import StreamParameters
 
@@ -53,7 +53,13 @@ class VegasProposer:
         self.shape = model_shape(vllm_config)
 
     def load_model(self, model: nn.Module) -> None:
-        """Allocate everything, while vLLM still counts what it leaves for its KV cache."""
+        """Allocate everything, while vLLM still counts what it leaves for its KV cache.
+
+        Raises
+        ------
+        UsageError
+            Weights or attention layers that the drafter cannot read, or too much memory.
+        """
         config, settings = self.config, self.settings
         layers = config.compilation_config.static_forward_context
         refusals.check_backend(layers)
@@ -64,22 +70,23 @@ class VegasProposer:
         self.local = local_shape(self.shape, size)
         target = view(model, self.local, max_len, dtype)
         device = target.cos.device
-        ranks = None
-        if size > 1:
-            from vllm.distributed import get_tensor_model_parallel_rank
-
-            from specbench.integrations.vllm.parallel import ParallelCompute, Ranks
-
-            ranks = Ranks(shard_of(model, self.shape, get_tensor_model_parallel_rank(), size))
-        self.counters = Counters(device, settings.log_seconds, settings.stats)
         kernels = device.type == "cuda"
-        held = drafter_bytes(
-            self.local, rows, self.gamma, max_len, widest(settings.parameters, max_len), dtype
-        )
+        width = widest(settings.parameters, max_len)
+        held = drafter_bytes(self.local, rows, self.gamma, max_len, width, dtype)
         total = check_memory(held, device)
         LOG.info("specbench: the drafter holds %.2f GiB for %d requests", total / 2**30, rows)
+
+        self.counters = Counters(device, settings.log_seconds, settings.stats)
         sizes = self.local, rows, self.gamma, max_len, dtype, device
         self.hub = Hub(*sizes, self.counters, kernels)
+        ranks, pool = None, self.hub.pool
+        if size > 1:
+            from specbench.integrations.vllm.parallel import ParallelCompute, join
+
+            ranks = join(model, self.shape, size)
+            compute: Compute = ParallelCompute(target, pool, ranks)
+        else:
+            compute = drafting_compute(target, pool, kernels)
         choice: Choice
         if isinstance(settings.parameters, StreamParameters):
             choice = StreamChoice(settings.parameters, rows, max_len, device)
@@ -87,11 +94,6 @@ class VegasProposer:
             choice = VegasChoice(
                 settings.parameters, self.local, rows, max_len, dtype, device, kernels, ranks
             )
-        pool = self.hub.pool
-        if ranks is not None:
-            compute: Compute = ParallelCompute(target, pool, ranks)
-        else:
-            compute = drafting_compute(target, pool, kernels)
         self.drafter = Drafter(compute, self.hub, choice, rows, max_len)
         self.replay = Replay(self.drafter, settings.graphs, ranks)
         self._planned = torch.zeros(
@@ -124,7 +126,8 @@ class VegasProposer:
         Returns
         -------
         Tensor
-            int64 `[rows, gamma]` on the device; zeros for rows that get no drafts.
+            int64 `[rows, gamma]` on the device. Of rows whose prompt is not at its end vLLM drops
+            them: they are tokens without a meaning.
         """
         rows, step = len(sampled_token_ids), self.hub.take()
         if step is None or rows == 0:
