@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import specbench
 from specbench.config import RunConfig
 from specbench.errors import UsageError
-from specbench.methods.base import Method
+from specbench.methods.base import Capabilities, Method
 from specbench.methods.magicdec.stream import StreamParameters
 from specbench.methods.vegas import VegasParameters
 from specbench.methods.vllm.method import SPECULATIVE, Vllm, VllmParameters, split_argument
@@ -32,6 +32,8 @@ class HostedStreamParameters(StreamParameters, VllmParameters):
 class Hosted(Vllm):
     """A method of specbench as vLLM's drafter (docs/vllm.md)."""
 
+    # of vLLM's FlashAttention, which the drafter watches
+    capabilities = Capabilities(dtypes=("bfloat16", "float16"))
     drafter: ClassVar[str]
     parameters: HostedVegasParameters | HostedStreamParameters
 

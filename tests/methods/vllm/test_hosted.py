@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from specbench.bench.arms import build_arms
+from specbench.bench.arms import build_arms, check_capabilities
 from specbench.bench.run import run_benchmark
 from specbench.config import TuneConfig, build_config
 from specbench.errors import UsageError
@@ -135,6 +135,13 @@ def test_what_vllm_does_not_host_is_refused(values: dict[str, Any], message: str
         arms(**values)
 
 
+def test_it_has_the_types_of_vllms_flash_attention() -> None:
+    config = build_config({"method": "vegas", "host": ("vllm",), "dtype": "float32"})
+    hosted = next(arm for arm in build_arms(config) if arm.name == "vllm-vegas")
+    with pytest.raises(UsageError, match="vllm-vegas has no --dtype float32: use bfloat16"):
+        check_capabilities(hosted, config)
+
+
 def test_tuning_is_the_engines() -> None:
     with pytest.raises(UsageError, match="leave out --host"):
         build_space(TuneConfig(method=("vegas",), host=("vllm",)))
@@ -149,7 +156,7 @@ def test_one_table_holds_the_hosted_method_and_its_control(tmp_path: Path) -> No
         "dataset": f"file:{prompts}",
         "vllm_python": fake_python(tmp_path / "bin"),
         "output": tmp_path / "out",
-        **{"method": "vegas", "host": ("vllm",), "gamma": 2},
+        **{"method": "vegas", "host": ("vllm",), "gamma": 2, "dtype": "bfloat16"},
         **{"max_new_tokens": 8, "batch_size": 2, "num_prompts": 2, "repeats": 1},
     }
     text = io.StringIO()
