@@ -3,7 +3,8 @@
 # usage: scripts/h200_plugin.sh MODEL_FOLDER PROMPTS_JSONL OUTPUT_FOLDER STAGE...
 # stages: main.B (batch B: our engine's Vegas, vLLM as it comes, the plug-in, vLLM on V1 without
 # overlap), stream.B (MagicDec's stream likewise), sampled.B, serve (200 mixed requests at 32 through
-# the OpenAI server), preempt (the same with KV for few), tp2 (two GPUs beside one)
+# the OpenAI server), preempt (the same with KV for few), tp2 (two GPUs beside one), figures (what
+# results/h200/figures.yaml needs of main.16 and main.64)
 set -euo pipefail
 model=$1 prompts=$2 out=$3
 shift 3
@@ -52,6 +53,16 @@ for stage in "$@"; do
     # 6,000 blocks of 16 tokens: four or five of the longest requests
     preempt) serve preempt --num-gpu-blocks-override 6000 ;;
     tp2) serve tp2 --tensor-parallel-size 2 ;;
+    figures)
+        for batch in 16 64; do
+            for over in speedup:vllm over_v1sync:vllm-v1-sync; do
+                echo "- {id: plugin.${over%:*}.${batch}x20000, record: plugin/main-$batch," \
+                    "where: {arm: vllm-vegas}, over: {arm: ${over#*:}}, column: output_throughput, unit: x}"
+            done
+        done
+        echo "- {id: plugin.al_ratio, record: plugin/main-16, where: {arm: vllm-vegas}," \
+            "over: {arm: vegas}, column: acceptance_length, unit: x}"
+        ;;
     *)
         echo "unknown stage $stage" >&2
         exit 2

@@ -4,17 +4,21 @@
 ``summary.csv`` beside it. Each entry of the YAML list names a figure's `id`, the `record` (a folder
 of a run), the `column` of its `table` (``repeats.csv`` by default), `where` (the rows, by columns
 that have one value each: ``{arm: vegas}``), and the `unit`. Where the table has an interval of its
-own, `low` and `high` name its columns.
+own, `low` and `high` name its columns. With `over`, other rows of the same table (``{arm: vllm}``),
+the figure is the ratio of the two, repeat by repeat.
 """
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench.engine.safetensors_folder import read_json
 from specbench.errors import DataError, SpecbenchError
 from specbench.parsing import parse_yaml, shown
 from specbench.results.reading import read_run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMNS = ("id", "value", "low", "high", "unit", "record", "command", "commit")
 _KEYS = {"id", "record", "column", "unit", "where"}
@@ -61,11 +65,15 @@ def _checked(entry: Any, definitions: Path) -> dict[str, Any]:
     for key in ("id", "record", "column", "unit", "table", "low", "high"):
         if not isinstance(entry.get(key, ""), str):
             raise DataError(f"{definitions}: {key} must be a text, not {shown(entry[key])}")
-    values = entry["where"].values() if isinstance(entry["where"], dict) else [[]]
-    if any(isinstance(value, dict | list) for value in values):
-        raise DataError(
-            f"{definitions}: 'where' must give each column one value, not {shown(entry['where'])}"
-        )
+    for key in ("where", "over"):
+        given = entry.get(key, {})
+        values = given.values() if isinstance(given, dict) else [[]]
+        if any(isinstance(value, dict | list) for value in values):
+            raise DataError(
+                f"{definitions}: {key!r} must give each column one value, not {shown(given)}"
+            )
+    if "over" in entry and {"low", "high"} & set(entry):
+        raise DataError(f"{definitions}: {shown(entry['id'])}: a ratio has no interval's columns")
     inside = definitions.parent.resolve()
     named = (inside / entry["record"] / entry.get("table", "repeats.csv")).resolve()
     if "\0" in str(named) or not named.is_relative_to(inside):
@@ -79,32 +87,27 @@ def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     name, record = entry["id"], folder / entry["record"]
     table = record / entry.get("table", "repeats.csv")
     try:
-        chosen = pd.read_csv(table)
+        rows = pd.read_csv(table)
     # pandas' own errors are ValueErrors
     except (OSError, ValueError) as error:
         raise DataError(f"{name}: cannot read {table}: {str(error)[:300]}") from error
-    for column, value in entry["where"].items():
-        chosen = chosen[chosen[column] == value] if column in chosen else chosen[:0]
     column = entry["column"]
-    bounds = entry.get("low", column), entry.get("high", column)
-    for wanted in (column, *bounds):
-        if chosen.empty or wanted not in chosen:
-            raise DataError(f"{name}: {table} has no {wanted} where {entry['where']}")
-    for key in ("dataset", "arm", "case"):
-        if key in chosen and chosen[key].nunique() > 1:
-            raise DataError(f"{name}: several values of {key} in {table}; add it to 'where'")
-    if "status" in chosen and set(chosen["status"]) != {"PASSED"}:
-        raise DataError(f"{name}: {table} has passes that did not end PASSED")
-    for wanted in (column, *bounds):
-        if chosen[wanted].isna().any():
-            raise DataError(f"{name}: {wanted} is unknown in {table}")
-        if not pd.api.types.is_numeric_dtype(chosen[wanted]):
-            raise DataError(f"{name}: {wanted} holds no numbers in {table}")
-    low, high = (chosen[wanted] for wanted in bounds)
+    values, low, high = (
+        _values(name, table, rows, entry["where"], wanted)
+        for wanted in (column, entry.get("low", column), entry.get("high", column))
+    )
+    if "over" in entry:
+        other = _values(name, table, rows, entry["over"], column)
+        if not (values.index.is_unique and other.index.is_unique):
+            raise DataError(f"{name}: {table} has several rows a repeat")
+        values = values / other
+        if values.isna().any():
+            raise DataError(f"{name}: {table} has other repeats for 'where' than for 'over'")
+        low = high = values
     environment = _environment(record)
     return {
         "id": name,
-        "value": chosen[column].median(),
+        "value": values.median(),
         "low": low.min(),
         "high": high.max(),
         "unit": entry["unit"],
@@ -112,6 +115,29 @@ def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
         "command": " ".join(map(str, environment.get("argv") or [])),
         "commit": (environment.get("git") or {}).get("commit"),
     }
+
+
+def _values(
+    name: str, table: Path, rows: "pd.DataFrame", where: dict[str, Any], column: str
+) -> "pd.Series[float]":
+    """Of the chosen rows, by their repeat where the table has several."""
+    import pandas as pd
+
+    for key, value in where.items():
+        rows = rows[rows[key] == value] if key in rows else rows[:0]
+    if rows.empty or column not in rows:
+        raise DataError(f"{name}: {table} has no {column} where {where}")
+    for key in ("dataset", "arm", "case"):
+        if key in rows and rows[key].nunique() > 1:
+            raise DataError(f"{name}: several values of {key} in {table}; add it to 'where'")
+    if "status" in rows and set(rows["status"]) != {"PASSED"}:
+        raise DataError(f"{name}: {table} has passes that did not end PASSED")
+    values = rows[column].set_axis(rows["repeat"] if "repeat" in rows else range(len(rows)))
+    if values.isna().any():
+        raise DataError(f"{name}: {column} is unknown in {table}")
+    if not pd.api.types.is_numeric_dtype(values):
+        raise DataError(f"{name}: {column} holds no numbers in {table}")
+    return values
 
 
 def _environment(record: Path) -> dict[str, Any]:

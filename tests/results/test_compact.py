@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -101,13 +102,22 @@ def test_a_request_is_its_sums(folder: Path) -> None:
     assert other["acceptance_histogram"].isna().all()
 
 
-def write_figures(folder: Path, *entries: dict[str, str]) -> None:
+def write_figures(folder: Path, *entries: dict[str, Any]) -> None:
     made = []
     for entry in entries:
         where = {key: entry.pop(key) for key in ("arm", "dataset") if key in entry}
         base = {"record": "run", "column": "step_ms", "unit": "ms"}
         made.append(base | {"where": {"arm": "vegas"} | where} | entry)
     (folder / "figures.yaml").write_text(json.dumps(made))
+
+
+def test_a_figure_over_another_is_their_ratio_in_each_repeat(folder: Path) -> None:
+    write_figures(folder, {"id": "a", "over": {"arm": AR}, "unit": "x"})
+    figure = pd.read_csv(summarise_figures(folder)).iloc[0]
+    assert [figure["value"], figure["low"], figure["high"]] == pytest.approx([2.5, 2, 3])
+    write_figures(folder, {"id": "a", "over": {"arm": "other"}})
+    with pytest.raises(DataError, match=r"no step_ms where \{'arm': 'other'\}"):
+        summarise_figures(folder)
 
 
 def test_figures_are_medians_with_their_range(folder: Path) -> None:
