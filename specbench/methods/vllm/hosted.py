@@ -11,7 +11,13 @@ from specbench.errors import UsageError
 from specbench.methods.base import Capabilities, Method
 from specbench.methods.magicdec.stream import StreamParameters
 from specbench.methods.vegas import VegasParameters
-from specbench.methods.vllm.method import SPECULATIVE, Vllm, VllmParameters, split_argument
+from specbench.methods.vllm.method import (
+    SPECULATIVE,
+    Vllm,
+    VllmParameters,
+    check_argument,
+    split_argument,
+)
 
 PROPOSER = "specbench.integrations.vllm.VegasProposer"
 CONTROL = "vllm-v1-sync"
@@ -148,21 +154,15 @@ def hosted_arms(config: RunConfig, names: list[str]) -> dict[str, Method]:
         )
     if HostedStream in chosen and config.variant not in (None, "stream"):
         raise UsageError(f"--host vllm: magicdec is its variant stream there, not {config.variant}")
+    control = V1Sync.from_config(config)
+    for argument in control.parameters.vllm_arg:
+        if SPECULATIVE.startswith(check_argument(argument)[0]):
+            raise UsageError(
+                "--host vllm: a speculative_config is an arm of --method vllm; run it apart"
+            )
     made: dict[str, Method] = {}
     for kind in chosen:
         method = kind.from_config(config)
         check_parameters(method.parameters)
         made[kind.name] = method
-    made[CONTROL] = V1Sync.from_config(config)
-    for arm in made.values():
-        if isinstance(arm, Vllm):
-            _refuse_speculation(arm.parameters)
-    return made
-
-
-def _refuse_speculation(parameters: VllmParameters) -> None:
-    for argument in parameters.vllm_arg:
-        if split_argument(argument)[0] == SPECULATIVE:
-            raise UsageError(
-                "--host vllm: a speculative_config is an arm of --method vllm; run it apart"
-            )
+    return made | {CONTROL: control}

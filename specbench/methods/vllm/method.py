@@ -87,11 +87,7 @@ class Vllm(Method):
         shared: list[tuple[str, str]] = []
         speculative: list[tuple[str, str]] = []
         for argument in parameters.vllm_arg:
-            key, value = split_argument(argument)
-            # vLLM's parser may take a beginning for the whole name
-            reserved = next((name for name in _RESERVED if name.startswith(key)), None)
-            if reserved is not None:
-                raise UsageError(f"--vllm-arg {key}: this is set by {_RESERVED[reserved]}")
+            key, value = check_argument(argument)
             (speculative if key == SPECULATIVE else shared).append((argument, value))
         plain = tuple(argument for argument, _ in shared)
         made: dict[str, Method] = {cls.name: cls(_with(parameters, plain))}
@@ -123,6 +119,22 @@ class Vllm(Method):
 
 def _with(parameters: VllmParameters, arguments: tuple[str, ...]) -> VllmParameters:
     return parameters.model_copy(update={"vllm_arg": arguments})
+
+
+def check_argument(argument: str) -> tuple[str, str]:
+    """Key and value of an argument that the run does not set itself.
+
+    Raises
+    ------
+    UsageError
+        It does, or the argument is no KEY=VALUE.
+    """
+    key, value = split_argument(argument)
+    # vLLM's parser may take a beginning for the whole name
+    reserved = next((name for name in _RESERVED if name.startswith(key)), None)
+    if reserved is not None:
+        raise UsageError(f"--vllm-arg {key}: this is set by {_RESERVED[reserved]}")
+    return key, value
 
 
 def split_argument(argument: str) -> tuple[str, str]:

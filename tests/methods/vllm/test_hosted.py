@@ -128,6 +128,8 @@ def test_engine_arguments_of_the_user_win() -> None:
             {"method": "vegas", "vllm_arg": ('speculative_config={"method": "ngram"}',)},
             "run it apart",
         ),
+        ({"method": "vegas", "vllm_arg": ("model=other",)}, "set by --model"),
+        ({"method": "vegas", "vllm_arg": ("speculative_conf={}",)}, "run it apart"),
     ],
 )
 def test_what_vllm_does_not_host_is_refused(values: dict[str, Any], message: str) -> None:
