@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from specbench.config import RunConfig
 from specbench.errors import UsageError
 from specbench.methods.magicdec.stream import StreamParameters
 from specbench.methods.vegas import VegasParameters
+from specbench.parsing import parse_yaml
 from specbench.registry import unknown
 
 KEY = "specbench"
@@ -84,7 +84,7 @@ def _settings(values: dict[str, Any], gamma: int) -> Settings:
             "--speculative-config: give both the same value"
         )
     own = {name: values.pop(name) for name in _OWN if name in values}
-    for name in values:
+    for name in map(str, values):
         if name not in kind.model_fields:
             raise unknown(f"setting of {method}", name, [*kind.model_fields, *_OWN])
     try:
@@ -126,10 +126,10 @@ def check_parameters(parameters: VegasParameters | StreamParameters) -> None:
 
 def _from_file(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = parse_yaml(path.read_bytes())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except yaml.YAMLError as error:
+    except ValueError as error:
         raise UsageError(f"{path} is no YAML: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} must hold keys and values")

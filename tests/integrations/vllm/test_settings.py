@@ -147,3 +147,18 @@ def test_an_untested_vllm_is_refused(version: str) -> None:
 def test_every_reason_is_said_at_once() -> None:
     with pytest.raises(UsageError, match=r"MLA.*LoRA"):
         check(config(model_config__use_mla=True, lora_config=object()), "0.30.0")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- vegas", "must hold keys and values"),
+        ("a: [", "is no YAML"),
+        ("1: 2", "setting of vegas '1'"),
+    ],
+)
+def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read({"specbench": str(file)})
