@@ -1,5 +1,7 @@
 """Methods of specbench inside vLLM, and vLLM on the scheduling that they make it use."""
 
+import contextlib
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -7,7 +9,8 @@ from typing import Any, ClassVar
 
 import specbench
 from specbench.config import RunConfig
-from specbench.errors import UsageError
+from specbench.engine.export import cache_root
+from specbench.errors import DataError, UsageError
 from specbench.methods.base import Capabilities, Method
 from specbench.methods.magicdec.stream import StreamParameters
 from specbench.methods.vegas import VegasParameters
@@ -86,8 +89,7 @@ class Hosted(Vllm):
 
     def environment(self) -> dict[str, str]:
         """See `Vllm`: specbench itself has to be found by vLLM's interpreter."""
-        own = str(Path(specbench.__file__).parents[1])
-        given = os.environ.get("PYTHONPATH")
+        own, given = str(_alone()), os.environ.get("PYTHONPATH")
         return {"PYTHONPATH": os.pathsep.join([own, given] if given else [own])}
 
     def report(self) -> dict[str, Any]:
@@ -95,6 +97,28 @@ class Hosted(Vllm):
         return super().report() | self.parameters.model_dump(
             exclude=set(VllmParameters.model_fields)
         )
+
+
+def _alone() -> Path:
+    """A folder with this package and nothing of what is installed beside it.
+
+    Raises
+    ------
+    DataError
+        The cache cannot be written to.
+    """
+    package = Path(specbench.__file__).resolve().parent
+    name = hashlib.sha256(str(package).encode()).hexdigest()[:16]
+    link = cache_root() / "hosted" / name / package.name
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(package, target_is_directory=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {link}: {error.strerror or error}; SPECBENCH_CACHE names another place"
+        ) from error
+    return link.parent
 
 
 class HostedVegas(Hosted):

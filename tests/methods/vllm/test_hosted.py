@@ -12,7 +12,7 @@ from rich.console import Console
 from specbench.bench.arms import build_arms, check_capabilities
 from specbench.bench.run import run_benchmark
 from specbench.config import TuneConfig, build_config
-from specbench.errors import UsageError
+from specbench.errors import DataError, UsageError
 from specbench.integrations.vllm.settings import read_settings
 from specbench.methods.vllm.hosted import Hosted
 from specbench.methods.vllm.method import Vllm
@@ -93,13 +93,21 @@ def test_the_plug_in_reads_what_it_is_told() -> None:
 
 
 def test_vllms_interpreter_finds_specbench_and_what_it_found_before(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Not what is installed beside specbench: vLLM's environment has its own."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
     made = arms(method="vegas")["vllm-vegas"]
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert made.environment() == {"PYTHONPATH": str(ROOT)}
+    own = made.environment()["PYTHONPATH"]
+    assert [entry.name for entry in Path(own).iterdir()] == ["specbench"]
+    assert (Path(own) / "specbench").resolve() == ROOT / "specbench"
     monkeypatch.setenv("PYTHONPATH", "/kit/site")
-    assert made.environment() == {"PYTHONPATH": f"{ROOT}:/kit/site"}
+    assert made.environment() == {"PYTHONPATH": f"{own}:/kit/site"}
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match="SPECBENCH_CACHE names another place"):
+        made.environment()
 
 
 def test_the_control_is_v1_without_speculation_and_without_overlap() -> None:
