@@ -43,7 +43,7 @@ class Counters:
     def __init__(
         self, device: torch.device, log_seconds: float = 0.0, stats: Path | None = None
     ) -> None:
-        self.log_seconds, self.stats = log_seconds, stats
+        self.log_seconds, self.stats, self._silent = log_seconds, stats, False
         self.rounds = self.skipped = self.verified = self.committed = self.ranked = self.kept = 0
         self.modes = dict.fromkeys(MODES, 0)
         self.draft_s = self.step_s = 0.0
@@ -51,6 +51,10 @@ class Counters:
         self._timer = _DeviceTimer() if device.type == "cuda" else _HostTimer()
         self._ended = 0.0
         self._logged = perf_counter()
+
+    def silence(self) -> None:
+        """Leave line and file to another rank, which counts the same."""
+        self.log_seconds, self.stats, self._silent = 0.0, None, True
 
     def skip(self) -> None:
         """A batch passed without drafts for its length."""
@@ -117,6 +121,8 @@ class Counters:
 
     def report(self) -> None:
         """The line, and the file."""
+        if self._silent:
+            return
         figures = self.figures()
 
         def shown(name: str) -> str:

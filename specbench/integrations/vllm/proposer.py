@@ -85,6 +85,8 @@ class VegasProposer:
 
             ranks = join(model, self.shape, size)
             compute: Compute = ParallelCompute(target, pool, ranks)
+            if ranks.shard.rank > 0:
+                self.counters.silence()
         else:
             compute = drafting_compute(target, pool, kernels)
         choice: Choice

@@ -68,6 +68,18 @@ def test_lines_come_no_oftener_than_asked(caplog: pytest.LogCaptureFixture) -> N
     assert "1 rounds" in caplog.text
 
 
+def test_a_rank_that_counts_the_same_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counters = Counters(CPU, log_seconds=1e-9, stats=tmp_path / "stats.json")
+    counters.silence()
+    with caplog.at_level(logging.INFO, logger="vllm.specbench"):
+        count(counters, 2)
+        counters.report()
+    assert caplog.text == ""
+    assert not (tmp_path / "stats.json").exists()
+
+
 def metadata(longest: int) -> SimpleNamespace:
     return SimpleNamespace(
         query_start_loc_cpu=torch.tensor([0, 4, 8]),
