@@ -360,3 +360,13 @@ def test_a_tail_in_a_pool_of_its_own(dtype: torch.dtype, layout: Callable[[Paged
         workspace=poisoned(len(LENGTHS), 6, 2, 8),
     )
     check(out, q, kv, selected, tail)
+
+
+def test_a_tail_of_another_element_stride_is_refused() -> None:
+    kv = on_device(paged((17,), dtype=torch.float32))
+    selected, tail, _ = choose(kv, 2, width=4, tail_width=3)
+    q = randn(5, 1, 1, 6, 8, dtype=torch.float32).to(DEVICE)
+    sparse = torch.zeros(2, 16, 2, 16, device=DEVICE)[..., ::2]
+    lists = selected.to(DEVICE), tail.to(DEVICE)
+    with pytest.raises(ValueError, match="elements 2 apart, those of the caches 1"):
+        sparse_attention(q, kv.k_cache, kv.v_cache, *lists, SCALE, tail_caches=(sparse, sparse))

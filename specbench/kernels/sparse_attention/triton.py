@@ -50,7 +50,7 @@ def sparse_attention(
         Slots of a run: i stands for those from ``i * unit`` on. With the page size, runs are pages.
     tail_caches : pair of Tensor, optional
         Keys and values that the tail's slots are of, as `k_cache` and `v_cache` but with pages and
-        strides of their own.
+        strides of their own, the elements of a head excepted. A captured call keeps to their place.
     counts : Tensor, optional
         Integers `[R]` or `[R, S]`: slots of `selected` at or past it are not looked at. The work
         of a short list is then split evenly too.
@@ -72,12 +72,24 @@ def sparse_attention(
     requests, _, heads, dim = q.shape
     page_size, kv_heads = k_cache.shape[1:3]
     _check(q, k_cache, v_cache, selected, tail)
-    k_tail, v_tail = tail_caches or (None, None)
-    tail_strides: tuple[int, ...] = (0, 0, 0, 0)
+    # by how many elements the tail's caches begin behind the others
+    shifts: tuple[int | None, int | None] = None, None
+    tail_strides: tuple[int, ...] = (0, 0, 0)
     tail_page = 1
-    if k_tail is not None and v_tail is not None:
+    if tail_caches is not None:
+        k_tail, v_tail = tail_caches
         _check(q, k_tail, v_tail, selected, tail)
-        tail_strides, tail_page = k_tail.stride(), k_tail.shape[1]
+        if k_tail.stride(3) != k_cache.stride(3):
+            raise ValueError(
+                f"the tail's heads have elements {k_tail.stride(3)} apart, those of the caches "
+                f"{k_cache.stride(3)}"
+            )
+        size = q.element_size()
+        shifts = (
+            (k_tail.data_ptr() - k_cache.data_ptr()) // size,
+            (v_tail.data_ptr() - v_cache.data_ptr()) // size,
+        )
+        tail_strides, tail_page = k_tail.stride()[:3], k_tail.shape[1]
     if counts is not None and counts.shape not in (selected.shape[:1], selected.shape[:2]):
         raise ValueError(
             f"counts of shape {tuple(counts.shape)} for lists of shape {tuple(selected.shape)}"
@@ -96,8 +108,7 @@ def sparse_attention(
         q,
         k_cache,
         v_cache,
-        k_tail,
-        v_tail,
+        *shifts,
         selected,
         tail,
         counts,
@@ -170,8 +181,8 @@ def _sparse_attention(
     q,
     k_cache,
     v_cache,
-    k_tail,
-    v_tail,
+    k_shift,
+    v_shift,
     selected,
     tail,
     counts,
@@ -192,7 +203,6 @@ def _sparse_attention(
     tail_kv_page,
     tail_kv_token,
     tail_kv_head,
-    tail_kv_dim,
     selected_request,
     selected_set,
     tail_request,
@@ -248,17 +258,17 @@ def _sparse_attention(
             slot = list_slots(own_selected, own_tail, entry, listed, last, UNIT)
             present = slot >= 0
             place = slot * kv_token if FLAT else slot // PAGE * kv_page + slot % PAGE * kv_token
-            place = place[:, None] + feature[None, :]
-            readable = present[:, None] & (dim < DIM)[None, :]
-            k_at = k_cache + place
-            v_at = v_cache + place
-            if k_tail is not None:
+            k_place = place
+            v_place = place
+            if k_shift is not None:
+                # the choice is an entry's, not an element's: addresses stay as cheap
                 at = slot // TAIL_PAGE * tail_kv_page + slot % TAIL_PAGE * tail_kv_token
-                own_feature = head.to(tl.int64) * tail_kv_head + dim * tail_kv_dim
-                at = at[:, None] + own_feature[None, :]
-                in_tail = (entry >= listed)[:, None]
-                k_at = tl.where(in_tail, k_tail + at, k_at)
-                v_at = tl.where(in_tail, v_tail + at, v_at)
+                at += head.to(tl.int64) * (tail_kv_head - kv_head)
+                k_place = tl.where(entry < listed, place, at + k_shift)
+                v_place = tl.where(entry < listed, place, at + v_shift)
+            readable = present[:, None] & (dim < DIM)[None, :]
+            k_at = k_cache + (k_place[:, None] + feature[None, :])
+            v_at = v_cache + (v_place[:, None] + feature[None, :])
             keys = tl.load(k_at, mask=readable, other=0.0)
             values = tl.load(v_at, mask=readable, other=0.0)
             logits = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
