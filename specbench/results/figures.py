@@ -137,8 +137,6 @@ def _values(
         raise DataError(f"{name}: {column} is unknown in {table}")
     if not pd.api.types.is_numeric_dtype(values):
         raise DataError(f"{name}: {column} holds no numbers in {table}")
-    if not values.index.is_unique:
-        raise DataError(f"{name}: {table} has a repeat of {where} twice")
     return values
 
 
