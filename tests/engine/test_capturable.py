@@ -26,7 +26,7 @@ from tests.support.tiny import (
     with_draft,
 )
 
-LENGTHS = [45, 21]
+LENGTHS = [37, 21]
 
 
 def methods() -> dict[str, EngineMethod]:
@@ -69,7 +69,6 @@ def test_nothing_is_decided_by_the_host(
     assert engine.compute.capturable
     # where the host may look, trees stop growing when all are complete
     monkeypatch.setattr(engine, "graph_mode", lambda method: "full")
-    iterate(engine)
     with no_host_decisions():
         iterate(engine)
 
@@ -81,9 +80,9 @@ def test_steps_are_the_references_and_choose_nothing_while_frozen(
     engine, reference = make(name, "triton"), make(name, "sdpa")
     plain = Engine(reference.model, rows=2, max_len=80)
     expected = decode(plain, autoregressive(), prompts(8, LENGTHS), 25)
-    steps = [engine.step() for _ in range(2)]
+    steps = [engine.step()]
     # what was drafted and accepted, too
-    assert steps == [reference.step() for _ in range(2)]
+    assert steps == [reference.step()]
     engine.frozen = True
     with monkeypatch.context() as patch:
         for choose in ("select_pages", "select_slots", "weigh", "row_weights"):
