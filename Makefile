@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
-PYTEST_ARGS ?= -n auto --dist loadgroup
+# A file at a time to a worker: what its tests share is made once.
+PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready

@@ -23,8 +23,6 @@ from tests.support.prepared import Fault, Interpreter
 from tests.support.torture import Torture, content, read
 from tests.support.vllm import fake_python
 
-pytestmark = pytest.mark.xdist_group("faults")
-
 OPTIONS: dict[str, Any] = {
     **{"max_new_tokens": 12, "min_tokens": 4, "gamma": 3, "batch_size": 2, "num_prompts": 4},
     **{"repeats": 2, "method": ("vegas", "lookup")},

@@ -15,8 +15,6 @@ from tests.support.mounts import mounted, remount
 from tests.support.prepared import Fault
 from tests.support.torture import Torture, read
 
-pytestmark = pytest.mark.xdist_group("faults")
-
 
 def error(printed: str) -> str:
     """The one line that a user is told, behind which nothing follows."""

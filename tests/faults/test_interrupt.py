@@ -6,13 +6,11 @@ import time
 from collections.abc import Callable
 
 import pandas as pd
-import pytest
 
 from tests.support.prepared import Fault
 from tests.support.torture import Torture, read
 
 INTERRUPTED = 130
-pytestmark = pytest.mark.xdist_group("faults")
 
 
 def at(event: int) -> Fault:

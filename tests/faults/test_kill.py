@@ -20,9 +20,6 @@ SHAPES = {
 }
 
 
-pytestmark = pytest.mark.xdist_group("faults")  # one prepared interpreter
-
-
 def test_killed_at_moments_of_the_clock(torture: Torture) -> None:
     """A busy machine may let one of them end: what comes after it finds nothing to do."""
     moments = [torture.seconds * (0.1 + 0.07 * i) for i in range(6)]

@@ -12,8 +12,6 @@ from specbench.train.curves import read_curve
 from tests.support.prepared import Ended, Fault, Interpreter
 from tests.train.toy import text_folder
 
-pytestmark = pytest.mark.xdist_group("faults")
-
 OPTIONS = (
     *("train", "longspec", "--model", "model", "--data", "text", "--device", "cpu"),
     *("--short-len", 16, "--short-batch", 4, "--short-steps", 16, "--short-lr", 0.01),

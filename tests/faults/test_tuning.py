@@ -14,7 +14,6 @@ from tests.support.prepared import Fault, Interpreter
 from tests.support.torture import read
 
 pytestmark = [
-    pytest.mark.xdist_group("faults"),
     pytest.mark.slow,
     pytest.mark.timeout(1800),
 ]

@@ -22,7 +22,6 @@ from tests.support.vllm import ROOT, real_python
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("vllm"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="CPU only; see test_gpu.py"),
 ]
 VOCAB, MAX_LEN, NEW = 64, 256, 36

@@ -22,7 +22,6 @@ from tests.support.vllm import real_python
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("vllm"),  # vLLM takes every core: one at a time
     pytest.mark.skipif(torch.cuda.is_available(), reason="CPU only; see test_gpu.py"),
 ]
 # vLLM compiles for a minute else, which does not change what is tested
