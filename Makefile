@@ -8,8 +8,9 @@ PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 VLLM_STAMP := $(VLLM_VENV)/.ready
-# What is imported is compiled then; compiling everything takes a minute and a half.
+# Compiling everything takes a minute and a half: what is imported is compiled then, and kept.
 INSTALL := -m pip install --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 # Without a GPU the benchmark's model and data are built in, so nothing should wait for a hub.
 BENCH_ENV := $(if $(shell command -v nvidia-smi),,HF_HUB_OFFLINE=1)
 
