@@ -48,9 +48,11 @@ class Fit:
 def _waiting_tokens(workloads: list[Workload], rows: int) -> int:
     """Tokens of the prompts that wait while `rows` others decode, the longest ones."""
     return max(
-        sum(sorted((len(r.token_ids) for r in w.requests), reverse=True)[: len(w.requests) - rows])
-        if len(w.requests) > rows
-        else 0
+        sum(
+            sorted((len(r.token_ids) for r in w.requests), reverse=True)[
+                : max(len(w.requests) - rows, 0)
+            ]
+        )
         for w in workloads
     )
 

@@ -17,7 +17,8 @@ class _Kept:
 class PromptStore:
     """The full pages of prompts, kept until their memory is wanted.
 
-    A prompt's last entry is never among them: its forward gives the first token.
+    A prompt's last entry is never among them: its forward gives the first token. Prompts go by
+    their `key_of`, which is computed once a request: a long one takes a millisecond.
 
     Parameters
     ----------
@@ -33,9 +34,9 @@ class PromptStore:
         """Of all kept prompts."""
         return [page for kept in self._kept.values() for page in kept.pages]
 
-    def check_users(self, prompts: list[list[int]]) -> None:
+    def check_users(self, prompts: list[bytes]) -> None:
         """Raise RuntimeError unless `prompts` are what is borrowed, as often as it is."""
-        if Counter(map(_key, prompts)) != {k: v.users for k, v in self._kept.items() if v.users}:
+        if Counter(prompts) != {k: v.users for k, v in self._kept.items() if v.users}:
             raise RuntimeError("a kept prompt is in use by others than those that borrowed it")
 
     def allocate(self, tokens: int) -> list[int]:
@@ -53,25 +54,25 @@ class PromptStore:
             self._cache.free(self._kept.pop(key).pages)
         return self._cache.allocate(tokens)
 
-    def borrow(self, token_ids: list[int], tokens: int) -> list[int]:
+    def borrow(self, prompt: bytes, tokens: int) -> list[int]:
         """Pages of a kept prompt's entries before ``tokens``; none if it is not kept.
 
         Where there are some, they are in use until `give_back`, and must not be written.
         """
-        kept = self._kept.get(_key(token_ids))
+        kept = self._kept.get(prompt)
         pages = [] if kept is None else kept.pages[: max(tokens, 0) // PAGE_SIZE]
         if kept is not None and pages:
             kept.users += 1
         return pages
 
-    def forget(self, token_ids: list[int]) -> None:
+    def forget(self, prompt: bytes) -> None:
         """Give a kept prompt up unless it is in use."""
-        kept = self._kept.get(key := _key(token_ids))
+        kept = self._kept.get(prompt)
         if kept is not None and not kept.users:
-            self._cache.free(self._kept.pop(key).pages)
+            self._cache.free(self._kept.pop(prompt).pages)
 
-    def keep(self, token_ids: list[int], pages: list[int]) -> int:
-        """Keep a prompt, of whose request `pages` are.
+    def keep(self, prompt: bytes, length: int, pages: list[int]) -> int:
+        """Keep a prompt of `length` tokens, of whose request `pages` are.
 
         Returns
         -------
@@ -79,16 +80,17 @@ class PromptStore:
             How many of the first pages are the store's from now on, in use until `give_back`; 0 if
             the prompt is kept already, or is not a page long.
         """
-        key, full = _key(token_ids), (len(token_ids) - 1) // PAGE_SIZE
-        if key in self._kept or full <= 0:
+        full = (length - 1) // PAGE_SIZE
+        if prompt in self._kept or full <= 0:
             return 0
-        self._kept[key] = _Kept(pages[:full], users=1)
+        self._kept[prompt] = _Kept(pages[:full], users=1)
         return full
 
-    def give_back(self, token_ids: list[int]) -> None:
+    def give_back(self, prompt: bytes) -> None:
         """A request that used a kept prompt has ended."""
-        self._kept[_key(token_ids)].users -= 1
+        self._kept[prompt].users -= 1
 
 
-def _key(token_ids: list[int]) -> bytes:
+def key_of(token_ids: list[int]) -> bytes:
+    """What a prompt is kept by."""
     return sha256(array("q", token_ids)).digest()

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from specbench.engine.kv_cache import PAGE_SIZE, KVCache
-from specbench.engine.prompt_store import PromptStore
+from specbench.engine.prompt_store import PromptStore, key_of
 
 
 @dataclass
 class _Row:
-    prompt: list[int]
+    prompt: bytes
+    length: int
     own: list[int]
     borrows: bool
     reused: int
@@ -52,17 +53,18 @@ class RowPages:
             Not enough free pages; nothing is taken.
         """
         store = self._prompts
-        shared = store.borrow(prompt, known) if store else []
+        key = key_of(prompt) if store else b""
+        shared = store.borrow(key, known) if store else []
         reused = len(shared) * PAGE_SIZE
         if store and not shared:
-            store.forget(prompt)  # prefilled anew, it is kept anew
+            store.forget(key)  # prefilled anew, it is kept anew
         try:
             own = (store or self._cache).allocate(tokens - reused)
         except BaseException:
             if store and shared:
-                store.give_back(prompt)
+                store.give_back(key)
             raise
-        self._rows[row] = _Row(prompt, own, bool(shared), reused, shared + own)
+        self._rows[row] = _Row(key, len(prompt), own, bool(shared), reused, shared + own)
         return shared + own
 
     def reused(self, row: int) -> int:
@@ -74,7 +76,7 @@ class RowPages:
         state = self._rows[row]
         if self._prompts is None or state.borrows:
             return
-        count = self._prompts.keep(state.prompt, state.own)
+        count = self._prompts.keep(state.prompt, state.length, state.own)
         state.borrows = count > 0
         state.own = state.own[count:]
 
