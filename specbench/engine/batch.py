@@ -30,17 +30,17 @@ class Committed:
     ended: Tensor
 
 
-def slots_of(block_table: Tensor, positions: Tensor) -> Tensor:
+def slots_of(block_table: Tensor, positions: Tensor, page_size: int = PAGE_SIZE) -> Tensor:
     """Cache slots `[R, Q]` of positions `[R, Q]`; past the table's end, those of its last page."""
-    page = (positions // PAGE_SIZE).clamp(0, block_table.shape[1] - 1)
-    return block_table.gather(1, page) * PAGE_SIZE + positions % PAGE_SIZE
+    page = (positions // page_size).clamp(0, block_table.shape[1] - 1)
+    return block_table.gather(1, page).long() * page_size + positions % page_size
 
 
-def slots_of_sets(block_table: Tensor, positions: Tensor) -> Tensor:
+def slots_of_sets(block_table: Tensor, positions: Tensor, page_size: int = PAGE_SIZE) -> Tensor:
     """Cache slots of positions `[layers, R, S, K]`, of the same shape; -1 stays -1."""
     layers, rows, sets, width = positions.shape
     flat = positions.permute(1, 0, 2, 3).reshape(rows, -1)
-    slots = torch.where(flat >= 0, slots_of(block_table, flat.clamp(min=0)), -1)
+    slots = torch.where(flat >= 0, slots_of(block_table, flat.clamp(min=0), page_size), -1)
     return slots.view(rows, layers, sets, width).permute(1, 0, 2, 3)
 
 

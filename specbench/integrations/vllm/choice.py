@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from specbench.engine.batch import slots_of
 from specbench.integrations.vllm.rounds import RANKED, SAMPLED
 from specbench.methods.magicdec.stream import StreamParameters
 from specbench.methods.self_speculation import share_of
@@ -101,9 +102,3 @@ def kept_of(parameters: VegasParameters | StreamParameters, length: Tensor) -> T
 def widest(parameters: VegasParameters | StreamParameters, max_len: int) -> int:
     """Most entries that a set holds."""
     return int(kept_of(parameters, torch.tensor(max_len)))
-
-
-def slots_of(table: Tensor, positions: Tensor, block: int) -> Tensor:
-    """Cache slots `[R, n]`, int64, of positions `[R, n]`; past the table, those of its end."""
-    page = (positions // block).clamp(max=table.shape[1] - 1)
-    return table.gather(1, page).long() * block + positions % block

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from specbench.engine.batch import slots_of_sets
 from specbench.engine.model_config import ModelConfig
-from specbench.integrations.vllm.choice import Caches, Choice, kept_of, slots_of, widest
+from specbench.integrations.vllm.choice import Caches, Choice, kept_of, widest
 from specbench.integrations.vllm.memory import SCORE_BYTES
 from specbench.integrations.vllm.rounds import LAST_ONLY, RANKED, SEEN, VOTES
 from specbench.kernels.paged_attention.reference import Collect, collect_scores
@@ -131,6 +132,4 @@ class VegasChoice(Choice):
             self._kernels.select(scores, ranked, keep, *forced, table, block, out)
             return
         best = reference.select(scores, ranked, keep, self.width, *forced)
-        flat = best.permute(1, 0, 2, 3).flatten(1)
-        slots = torch.where(flat >= 0, slots_of(table, flat.clamp(min=0), block), -1)
-        out.copy_(slots.unflatten(1, (best.shape[0], *best.shape[2:])).permute(1, 0, 2, 3))
+        out.copy_(slots_of_sets(table, best, block))
