@@ -23,6 +23,8 @@ from specbench.kernels.paged_attention import workspace as paged_workspace
 from specbench.kernels.sparse_attention import workspace as sparse
 
 PAGED = ("verify.4x100000", "verify.64x24000", "decode.16x24000")
+# of few jobs, where the parts of a job and their merging decide
+ALONE = ("verify.1x24000", "decode.1x24000")
 SPARSE = ("sparse.8x4096", "sparse.8x1638", "sparse.1x1200.d64", "sparse.64x1400.d64")
 
 
@@ -43,6 +45,13 @@ def launches(case: Case) -> list[Any]:
         return [
             sparse.Launch(*tile, programs, each)
             for tile, programs, each in itertools.product(tiles, (2, 3, 4), (1, 2))
+        ]
+    if case.batch == 1:
+        return [
+            replace(rule(case), block_n=n, stages=3, programs=p, min_tiles=t, merge_bytes=b)
+            for n, p, t, b in itertools.product(
+                (64, 128), (1, 2), (2, 4, 8), (0, 160 * 1024, 2**21)
+            )
         ]
     shapes = [
         (block_n, warps, stages, programs)
@@ -87,7 +96,7 @@ def times(case: Case, launch: Any, layout: str, repeats: int) -> dict[str, float
 
 
 def main(out: str, *names: str) -> None:
-    cases = find_cases(names or (*PAGED, *SPARSE))
+    cases = find_cases(names or (*PAGED, *ALONE, *SPARSE))
     jobs = [(case, launch, "token-major") for case in cases for launch in launches(case)]
     jobs += [
         (case, rule(case), layout) for case in cases for layout in ("token-major", "head-major")

@@ -56,7 +56,7 @@ def launches(op: str) -> list[Any]:
         splits = (1, 3, 7) if op == "o" else (3, 5, 9)
         for n, k, s, warps in itertools.product((16, 32, 64), (64, 128), splits, (2, 4)):
             tried.append(LinearLaunch(n, k, s, warps, 4))
-    return tried + [replace(launch, pdl=True) for launch in tried[1:]]
+    return tried + [replace(launch, pdl=False) for launch in tried[1:]]
 
 
 def calls(op: str, rows: int, launch: Any) -> list[Callable[[], object]]:
@@ -144,11 +144,14 @@ def main(out: str) -> None:
     compiled = [job for job in jobs if job[1] != 16]
     with ProcessPoolExecutor(14, get_context("spawn")) as pool:
         list(pool.map(measure, *zip(*compiled, strict=True), [0] * len(compiled), chunksize=8))
-    found = [(*job, measure(*job, 3)) for job in jobs]
+    found = []
     with open(out, "w", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["op", "rows", "launch", "us"])
-        writer.writerows(found)
+        for job in jobs:
+            found.append((*job, measure(*job, 3)))
+            writer.writerow(found[-1])
+            file.flush()
     for op, rows in sorted({job[:2] for job in jobs}):
         own = [f for f in found if f[:2] == (op, rows) and f[3] is not None]
         library = next((f[3] for f in own if f[2] is None), float("nan"))

@@ -19,6 +19,7 @@ from specbench.engine.iteration import iterate
 from specbench.engine.model import Transformer
 from specbench.engine.sampling import Sampling
 from specbench.engine.triton_compute import Fusion, TritonCompute
+from specbench.kernels import launch
 from specbench.methods.autoregressive import Autoregressive
 from specbench.methods.base import EngineMethod, Parameters
 from specbench.methods.vegas import Vegas, VegasParameters
@@ -29,6 +30,7 @@ DEFAULT = (
     "qwen2.5-coder-0.5b:64x8000",
 )
 GAMMA = 6
+ALONE = "all, no overlap"
 
 
 def make_engine(name: str, batch: int, context: int) -> Engine:
@@ -112,10 +114,11 @@ def main(out: str, *shapes: str) -> None:
         batch, context = map(int, size.split("x"))
         engine = make_engine(name, batch, context)
         full = Fusion()
-        variants = {"all": full, "none": Fusion(0, 0, 0, 0, 0)}
+        variants = {"all": full, ALONE: full, "none": Fusion(0, 0, 0, 0, 0)}
         for field in asdict(full):
             variants[f"all but {field}"] = replace(full, **{field: 0})
         for label, fusion in variants.items():
+            launch.overlaps = lambda _, on=label != ALONE: on  # type: ignore[assignment]
             engine.compute = TritonCompute(engine.model, engine.cache, fusion)
             vegas = Vegas(VegasParameters(gamma=GAMMA, kept_ratio=0.05))
             times = {

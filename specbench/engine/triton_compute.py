@@ -25,7 +25,7 @@ from specbench.kernels.linear.plan import choose as choose_linear
 from specbench.kernels.linear.triton import linear_prenorm, linear_small
 from specbench.kernels.mlp.triton import gate_up_small, silu_mul
 from specbench.kernels.norm.reference import Prenormed
-from specbench.kernels.norm.triton import add_rms_norm, prenorm, rms_norm
+from specbench.kernels.norm.triton import add_rms_norm, embed_prenorm, prenorm, rms_norm
 from specbench.kernels.qkv.project import choose as choose_qkv
 from specbench.kernels.qkv.project import project_rope_write_kv
 from specbench.kernels.qkv.triton import rope_write_kv
@@ -138,13 +138,13 @@ class TritonCompute(TritonDrafting):
         """See `Compute`; one launch in place of forty."""
         return finish_greedy(batch, chunk, best, bad)
 
-    def _stream(self, tokens: Tensor, positions: Tensor, attention: Cached) -> "_Stream":
+    def _stream(self, tokens: Tensor, positions: Tensor, attention: Cached) -> "Stream":
         """The residual stream after the last layer."""
         model, fusion = self.model, self.fusion
         eps, n = model.config.rms_norm_eps, tokens.numel()
         flat, slots = (x.reshape(-1).contiguous() for x in (positions, attention.slots))
-        stream = _Stream(self.embedding(tokens.reshape(-1)))
         layers = cast(list[Layer], list(model.layers))
+        stream = self.begin(tokens.reshape(-1), layers[0].attn_norm if n <= fusion.qkv else None)
         for index, layer in enumerate(layers):
             keys, values = self.cache.layer(index)
             place = (layer.qk_norm, model.cos, model.signed_sin, flat, slots, keys, values, eps)
@@ -181,9 +181,11 @@ class TritonCompute(TritonDrafting):
                 stream.add(self.projection(gated, layer.down, layer.down_bias))
         return stream
 
-    def embedding(self, tokens: Tensor) -> Tensor:
-        """The residual stream `[n, hidden]` that tokens `[n]` begin with."""
-        return F.embedding(tokens, self.model.embed)
+    def begin(self, tokens: Tensor, norm: Tensor | None) -> "Stream":
+        """The residual stream of tokens `[n]`, and the norm begun on it where it is prenormed."""
+        if norm is None:
+            return Stream(F.embedding(tokens, self.model.embed))
+        return Stream(*embed_prenorm(tokens.contiguous(), self.model.embed, norm))
 
     def projection(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """What attention and MLP add to the stream, where no fused kernel computes it."""
@@ -191,7 +193,7 @@ class TritonCompute(TritonDrafting):
 
     def _add(
         self,
-        stream: "_Stream",
+        stream: "Stream",
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -223,13 +225,13 @@ class TritonCompute(TritonDrafting):
         return Scratch.make(self.device, floats, tiles)
 
 
-class _Stream:
+class Stream:
     """The residual stream, what is still to be added to it, and the norm that was begun on it."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, ready: Prenormed | None = None) -> None:
         self.x = x
         self.delta: Tensor | None = None
-        self.ready: Prenormed | None = None
+        self.ready = ready
 
     def add(self, delta: Tensor) -> None:
         """Add with the next norm, in one launch."""

@@ -53,6 +53,18 @@ def multiprocessors(device: torch.device | str) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@lru_cache
+def overlaps(device: torch.device | str) -> bool:
+    """Whether a kernel can start while the one before it ends: on Hopper and later."""
+    return torch.device(device).type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def dependent(wanted: bool, device: torch.device | str) -> dict[str, bool]:
+    """Options of a launch that is to be programmatic dependent where the device has it."""
+    on = wanted and overlaps(device)
+    return {"PDL": on, "launch_pdl": on}
+
+
 def check_dtype(x: Tensor) -> None:
     """Raise ValueError where float32 sums would lose what `x` holds."""
     if not x.is_floating_point() or x.dtype.itemsize > 4:

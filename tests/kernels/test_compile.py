@@ -63,6 +63,7 @@ def step(rows: int) -> None:
     x, weight, index = half(rows, HIDDEN), half(HIDDEN), torch.zeros(rows, dtype=torch.int64)
     table = torch.empty(100, DIM)
     place = table, table, index, index, *(half(9, 16, KV_HEADS, DIM) for _ in range(2)), 1e-6
+    norm.embed_prenorm(index, half(VOCAB, HIDDEN), weight)
     norm.add_rms_norm(x, half(rows, HIDDEN), weight, 1e-6, norm.NormLaunch(4, True))
     qkv.rope_write_kv(half(rows, WIDTH), half(WIDTH), None, *place, qkv.RopeLaunch(1, 1, True))
     launch = dependent(project.choose(rows, HEADS + 2 * KV_HEADS, DIM, HIDDEN, sms))

@@ -8,7 +8,7 @@ from specbench.kernels.norm import reference
 from tests.support.buffers import DEVICE, KERNEL_DTYPES, close, inputs, poison_empty
 
 pytest.importorskip("triton")
-from specbench.kernels.norm.triton import NormLaunch, add_rms_norm, prenorm, rms_norm
+from specbench.kernels.norm.triton import NormLaunch, add_rms_norm, embed_prenorm, prenorm, rms_norm
 
 EPS = 0.1
 
@@ -42,6 +42,17 @@ def test_a_norm_that_is_only_begun(rows: int, hidden: int, dtype: torch.dtype) -
     close(begun.rows, expected.rows)
     close(begun.squares, expected.squares)
     close((begun.rows * begun.root(EPS)).to(dtype), reference.rms_norm(stream, weight, EPS))
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+def test_the_stream_begins_with_rows_of_the_table(dtype: torch.dtype) -> None:
+    table, weight = inputs(1, 50, 100, dtype=dtype), inputs(2, 100, dtype=dtype)
+    tokens = torch.tensor([49, 0, 7, 7], device=DEVICE)
+    x, begun = embed_prenorm(tokens, table, weight)
+    expected_x, expected = reference.embed_prenorm(tokens, table, weight)
+    assert torch.equal(x, expected_x)
+    close(begun.rows, expected.rows)
+    close(begun.squares, expected.squares)
 
 
 @pytest.mark.parametrize("dtype", [*KERNEL_DTYPES, torch.float64])

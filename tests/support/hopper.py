@@ -32,7 +32,10 @@ def compile_only() -> list[Any]:
     """From now on each launch in this process compiles; the list collects the results."""
     from triton.runtime import JITFunction, driver
 
+    from specbench.kernels import launch
+
     driver.set_active(Hopper())
+    launch.overlaps = lambda _: True  # type: ignore[assignment]
     compiled: list[Any] = []
     run: Callable[..., Any] = JITFunction.run
 

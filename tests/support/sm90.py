@@ -13,6 +13,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from specbench.kernels import launch
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -51,6 +53,7 @@ def compile_only(call: Callable[[], object]) -> list[Compiled]:
         compiled.append(_describe(self.__name__, kernel))
 
     driver.set_active(_NoDevice())
+    launch.overlaps = lambda _: True  # type: ignore[assignment]
     JITFunction.run = run
     try:
         call()

@@ -9,7 +9,7 @@ from torch import Tensor
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.model_config import ModelConfig
-from specbench.engine.triton_compute import Fusion, TritonCompute
+from specbench.engine.triton_compute import Fusion, Stream, TritonCompute
 from specbench.integrations.vllm.target import Shard, shard_of
 from specbench.kernels.linear.plan import MAX_ROWS
 
@@ -68,12 +68,12 @@ class ParallelCompute(TritonCompute):
         super().__init__(model, cache, Fusion(qkv=whole, o=0, gate_up=whole, down=0, head=0))
         self.ranks = ranks
 
-    def embedding(self, tokens: Tensor) -> Tensor:
+    def begin(self, tokens: Tensor, norm: Tensor | None) -> Stream:
         """See `TritonCompute`; of the rank that holds a token."""
         begin, end = self.ranks.shard.vocab_begin, self.ranks.shard.vocab_end
         here = (tokens >= begin) & (tokens < end)
         own = F.embedding((tokens - begin) * here, self.model.embed)
-        return self.ranks.sum(own * here[:, None])
+        return Stream(self.ranks.sum(own * here[:, None]))
 
     def projection(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See `TritonCompute`; the sum of what the ranks hold."""

@@ -17,7 +17,7 @@ from specbench.kernels.head.search import (
     survey,
     weigh,
 )
-from specbench.kernels.launch import check_dtype, release_next, wait_for_previous
+from specbench.kernels.launch import check_dtype, dependent, release_next, wait_for_previous
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SampleLaunch:
     list_block: int = 1024
     num_warps: int = 16
     num_stages: int = 3
-    pdl: bool = False
+    pdl: bool = True
 
 
 def probabilities(logits: Tensor, sampling: Sampling, launch: SampleLaunch | None = None) -> Tensor:
@@ -114,9 +114,8 @@ def _launch(
             BLOCK=min(launch.block, triton.next_power_of_2(vocab)),
             LIST=launch.list_block,
             STAGES=launch.num_stages,
-            PDL=launch.pdl,
             num_warps=launch.num_warps,
-            launch_pdl=launch.pdl,
+            **dependent(launch.pdl, device),
         )
     return probs, token, bad
 

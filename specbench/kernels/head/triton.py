@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specbench.kernels.launch import (
     Scratch,
+    dependent,
     last_to_arrive,
     multiprocessors,
     release_next,
@@ -48,7 +49,7 @@ class HeadLaunch:
     flatten: bool = True
     num_warps: int = 4
     num_stages: int = 4
-    pdl: bool = False
+    pdl: bool = True
 
 
 # by row tile
@@ -109,9 +110,8 @@ def head_argmax(
         TILES=each,
         FLATTEN=launch.flatten,
         STAGES=launch.num_stages,
-        PDL=launch.pdl,
         num_warps=launch.num_warps,
-        launch_pdl=launch.pdl,
+        **dependent(launch.pdl, a.device),
     )
     return token, bad
 

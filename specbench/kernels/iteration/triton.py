@@ -8,6 +8,7 @@ from torch import Tensor
 from specbench.engine.batch import Batch
 from specbench.engine.chunk import Chunk
 from specbench.engine.kv_cache import PAGE_SIZE
+from specbench.kernels.launch import dependent, release_next, wait_for_previous
 from specbench.methods.base import Draft
 
 
@@ -42,6 +43,7 @@ def make_chunk(batch: Batch, draft: Draft | None, gamma: int, max_len: int) -> C
         PADDED=triton.next_power_of_2(width),
         PAGE=PAGE_SIZE,
         num_warps=1,
+        **dependent(True, batch.tokens.device),
     )
     return Chunk(tokens, positions, slots, kv_lens, q_lens, allowed)
 
@@ -71,6 +73,7 @@ def finish_greedy(batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tens
         PADDED=triton.next_power_of_2(width),
         EOS=len(batch.eos),
         num_warps=1,
+        **dependent(True, batch.tokens.device),
     )
     return result
 
@@ -102,7 +105,10 @@ def _make_chunk(
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     PAGE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    release_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     there = column < WIDTH
@@ -151,7 +157,10 @@ def _finish_greedy(
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     EOS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    release_next(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     there = column < WIDTH

@@ -31,7 +31,7 @@ class LinearLaunch:
     splits: int = 1
     num_warps: int = 4
     num_stages: int = 4
-    pdl: bool = False
+    pdl: bool = True
 
 
 # row tile: (block_n, block_k, num_warps, num_stages)

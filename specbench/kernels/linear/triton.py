@@ -8,6 +8,7 @@ from torch import Tensor
 from specbench.kernels.launch import (
     Scratch,
     check_dtype,
+    dependent,
     last_to_arrive,
     multiprocessors,
     release_next,
@@ -146,9 +147,8 @@ def _launch(
         SPLITS=splits,
         STAGES=launch.num_stages,
         ADD=add,
-        PDL=launch.pdl,
         num_warps=launch.num_warps,
-        launch_pdl=launch.pdl,
+        **dependent(launch.pdl, a.device),
     )
     return made
 

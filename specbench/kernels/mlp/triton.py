@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specbench.kernels.launch import (
     check_dtype,
+    dependent,
     multiprocessors,
     release_next,
     row_tile,
@@ -26,7 +27,7 @@ class SiluLaunch:
 
     block: int = 1024
     num_warps: int = 4
-    pdl: bool = False
+    pdl: bool = True
 
 
 # row tile: (block_n, block_k, num_warps, num_stages); a program holds two tiles, gate's and up's
@@ -58,9 +59,8 @@ def silu_mul(gate_up: Tensor, launch: SiluLaunch | None = None) -> Tensor:
             out,
             INNER=inner,
             BLOCK=launch.block,
-            PDL=launch.pdl,
             num_warps=launch.num_warps,
-            launch_pdl=launch.pdl,
+            **dependent(launch.pdl, out.device),
         )
     return out
 
@@ -104,9 +104,8 @@ def gate_up_small(
         BLOCK_K=launch.block_k,
         BLOCKS=triton.cdiv(hidden, launch.block_k),
         STAGES=launch.num_stages,
-        PDL=launch.pdl,
         num_warps=launch.num_warps,
-        launch_pdl=launch.pdl,
+        **dependent(launch.pdl, a.device),
     )
     return out
 

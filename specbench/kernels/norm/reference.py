@@ -57,6 +57,12 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor
     return rms_norm(x, weight, eps)
 
 
+def embed_prenorm(tokens: Tensor, table: Tensor, weight: Tensor) -> tuple[Tensor, Prenormed]:
+    """The stream that tokens `[n]` begin with, rows of `table`, and the norm begun on it."""
+    x = F.embedding(tokens, table)
+    return x, prenorm(x, weight)
+
+
 def prenorm(x: Tensor, weight: Tensor, delta: Tensor | None = None) -> Prenormed:
     """Add `delta` to `x` in place, if there is one, and prepare the norm of `x` `[n, hidden]`."""
     if delta is not None:

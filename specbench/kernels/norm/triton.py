@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.kernels.launch import check_dtype, release_next, wait_for_previous
+from specbench.kernels.launch import check_dtype, dependent, release_next, wait_for_previous
 from specbench.kernels.norm.reference import Prenormed
 
 
@@ -24,7 +24,7 @@ class NormLaunch:
     """
 
     num_warps: int
-    pdl: bool = False
+    pdl: bool = True
 
 
 # widest row: launch; a lane holds 8 to 32 elements
@@ -51,6 +51,18 @@ def prenorm(
     return Prenormed(_launch(x, delta, weight, 0.0, launch, squares), squares)
 
 
+def embed_prenorm(
+    tokens: Tensor, table: Tensor, weight: Tensor, launch: NormLaunch | None = None
+) -> tuple[Tensor, Prenormed]:
+    """As `reference.embed_prenorm`; rows of `table` may be strided, ids are not checked."""
+    n = len(tokens)
+    if table.stride(1) != 1 or tokens.stride(0) != 1:
+        raise ValueError("token ids, and the elements of a row, must be adjacent")
+    x = torch.empty((n, table.shape[1]), dtype=table.dtype, device=table.device)
+    squares = torch.empty((1, n), dtype=torch.float32, device=table.device)
+    return x, Prenormed(_launch(x, table, weight, 0.0, launch, squares, tokens), squares)
+
+
 def _launch(
     x: Tensor,
     delta: Tensor | None,
@@ -58,6 +70,7 @@ def _launch(
     eps: float,
     launch: NormLaunch | None,
     squares: Tensor | None = None,
+    tokens: Tensor | None = None,
 ) -> Tensor:
     rows, hidden = x.shape
     check_dtype(x)
@@ -73,15 +86,15 @@ def _launch(
             weight,
             out,
             squares,
+            tokens,
             x.stride(0),
             0 if delta is None else delta.stride(0),
             eps,
             HIDDEN=hidden,
             BLOCK=triton.next_power_of_2(hidden),
             ADD=delta is not None,
-            PDL=launch.pdl,
             num_warps=launch.num_warps,
-            launch_pdl=launch.pdl,
+            **dependent(launch.pdl, x.device),
         )
     return out
 
@@ -93,6 +106,7 @@ def _add_rms_norm(
     weight,
     out,
     squares,
+    tokens,
     x_stride,
     delta_stride,
     eps,
@@ -109,8 +123,15 @@ def _add_rms_norm(
     scale = tl.load(weight + column, mask=inside, other=0).to(tl.float32)
     wait_for_previous(PDL)
     at = x + row * x_stride + column
-    value = tl.load(at, mask=inside, other=0).to(tl.float32)
-    if ADD:
+    if tokens is not None:
+        # the stream begins with the table's row
+        token = tl.load(tokens + row)
+        begun = tl.load(delta + token * delta_stride + column, mask=inside, other=0)
+        tl.store(at, begun, mask=inside)
+        value = begun.to(tl.float32)
+    else:
+        value = tl.load(at, mask=inside, other=0).to(tl.float32)
+    if ADD and tokens is None:
         value += tl.load(delta + row * delta_stride + column, mask=inside, other=0).to(tl.float32)
         # the norm sees the stream as it is stored
         rounded = value.to(x.dtype.element_ty)

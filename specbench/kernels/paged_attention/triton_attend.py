@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from specbench.kernels.launch import release_next, wait_for_previous
 from specbench.kernels.paged_attention.triton_rows import (
     EXACT,
     LOGIT,
@@ -214,12 +215,15 @@ def attend_kernel(
     MERGE_M: tl.constexpr,
     MERGE_S: tl.constexpr,
     FUSED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """An equal share of the batch's key tiles, job after job.
 
     A job that is all this program's is written out. Of one that it shares it leaves its part; the
     last of the job's programs to come (FUSED), or `merge_kernel`, puts the parts together.
     """
+    release_next(PDL)
+    wait_for_previous(PDL)
     ROW_TILES: tl.constexpr = (QUERIES * GROUP + BLOCK_M - 1) // BLOCK_M
     JOBS: tl.constexpr = KV_HEADS * ROW_TILES
     tiles = tiles_of(kv_lens_ptr, q_lens_ptr, requests, PADDED_R, BLOCK_N)

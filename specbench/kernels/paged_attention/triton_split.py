@@ -7,6 +7,7 @@ one KV head. The key tiles of all jobs are laid end to end, and each program tak
 import triton
 import triton.language as tl
 
+from specbench.kernels.launch import release_next, wait_for_previous
 from specbench.kernels.paged_attention.triton_rows import write_rows
 
 # below any logit, and finite: exp2(-inf - LOWEST) is 0 where exp2(-inf + inf) is NaN
@@ -125,8 +126,11 @@ def merge_kernel(
     MIN_TILES: tl.constexpr,
     MERGE_M: tl.constexpr,
     MERGE_S: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Put the parts of MERGE_M rows of a job together; nothing to do where there is but one."""
+    release_next(PDL)
+    wait_for_previous(PDL)
     ROW_TILES: tl.constexpr = (QUERIES * GROUP + BLOCK_M - 1) // BLOCK_M
     JOBS: tl.constexpr = KV_HEADS * ROW_TILES
     tiles = tiles_of(kv_lens_ptr, q_lens_ptr, requests, PADDED_R, BLOCK_N)

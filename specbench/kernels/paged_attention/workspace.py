@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from specbench.kernels.launch import multiprocessors
+from specbench.kernels.launch import dependent, multiprocessors
 from specbench.kernels.paged_attention.collecting import Collecting, prepare
 from specbench.kernels.paged_attention.launch import (
     Launch,
@@ -182,6 +182,7 @@ class PagedAttention:
             # a step of merging loads what an eighth of the registers holds
             "MERGE_S": min(32, max(1, 1024 * launch.warps // (merge_m * self.padded_d))),
             "num_warps": launch.warps,
+            **dependent(True, q.device),
         }
         attend_kernel[(self.programs,)](
             q,

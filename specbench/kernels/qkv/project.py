@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specbench.kernels.launch import (
     Scratch,
+    dependent,
     last_to_arrive,
     multiprocessors,
     release_next,
@@ -114,9 +115,8 @@ def project_rope_write_kv(
         EACH=each,
         SPLITS=splits,
         STAGES=launch.num_stages,
-        PDL=launch.pdl,
         num_warps=launch.num_warps,
-        launch_pdl=launch.pdl,
+        **dependent(launch.pdl, a.device),
     )
     return q
 

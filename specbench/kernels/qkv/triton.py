@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.kernels.launch import check_dtype, release_next, wait_for_previous
+from specbench.kernels.launch import check_dtype, dependent, release_next, wait_for_previous
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RopeLaunch:
 
     rows: int
     num_warps: int
-    pdl: bool = False
+    pdl: bool = True
 
 
 # most rows of a call: launch; decode and verification want many programs, prefill wide ones
@@ -79,9 +79,8 @@ def rope_write_kv(
             PAGE_SIZE=page_size,
             ROWS=launch.rows,
             BLOCK_D=triton.next_power_of_2(dim),
-            PDL=launch.pdl,
             num_warps=launch.num_warps,
-            launch_pdl=launch.pdl,
+            **dependent(launch.pdl, qkv.device),
         )
     return q
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.kernels.launch import dependent, release_next, wait_for_previous
 from specbench.kernels.sparse_attention.device import list_slots, merge_splits
 from specbench.kernels.sparse_attention.workspace import SparseAttentionWorkspace
 
@@ -149,6 +150,7 @@ def sparse_attention(
         # what is merged at a time stays in registers
         MERGED=min(split_width, max(1, 4096 // (group_width * dim_width))),
         num_warps=workspace.launch.warps,
+        **dependent(True, q.device),
     )
     return out
 
@@ -222,11 +224,14 @@ def _sparse_attention(
     GROUP_WIDTH: tl.constexpr,
     SPLIT_WIDTH: tl.constexpr,
     MERGED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One split of one KV head's list; the last split of a list to finish merges them all."""
     head = tl.program_id(0) % KV_HEADS
     split = tl.program_id(0) // KV_HEADS % splits
     request = (tl.program_id(0) // KV_HEADS // splits).to(tl.int64)
+    release_next(PDL)
+    wait_for_previous(PDL)
 
     listed = selected_width
     if counts is not None:
