@@ -31,7 +31,7 @@ SPARSE = ("sparse.8x4096", "sparse.8x1638", "sparse.1x1200.d64", "sparse.64x1400
 def rule(case: Case) -> Any:
     """What the kernels choose themselves."""
     if case.op == "sparse":
-        return sparse.default_launch(case.dim, torch.bfloat16)
+        return sparse.default_launch(case.dim, torch.bfloat16, case.batch * case.kv_heads)
     packed = case.rows * case.heads // case.kv_heads
     return paged.default_launch(case.dim, packed, torch.bfloat16, True)
 
@@ -73,9 +73,19 @@ def head_major(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Tens
     return keys, values, table
 
 
+def paired(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The pool with key and value of an entry side by side."""
+    keys, values, table = inputs.pool(case, device, seed)
+    both = torch.cat([keys, values], -1)
+    return both[..., : case.dim], both[..., case.dim :], table
+
+
+LAYOUTS = {"token-major": inputs.pool, "head-major": head_major, "paired": paired}
+
+
 def times(case: Case, launch: Any, layout: str, repeats: int) -> dict[str, float]:
     """Microseconds of each kernel of the case; none for a launch that cannot be."""
-    workloads.pool = head_major if layout == "head-major" else inputs.pool
+    workloads.pool = LAYOUTS[layout]
     # the jobs were made of the rule before
     paged_workspace.default_launch = lambda *_: launch  # type: ignore[assignment]
     sparse.default_launch = lambda *_: launch
@@ -98,9 +108,7 @@ def times(case: Case, launch: Any, layout: str, repeats: int) -> dict[str, float
 def main(out: str, *names: str) -> None:
     cases = find_cases(names or (*PAGED, *ALONE, *SPARSE))
     jobs = [(case, launch, "token-major") for case in cases for launch in launches(case)]
-    jobs += [
-        (case, rule(case), layout) for case in cases for layout in ("token-major", "head-major")
-    ]
+    jobs += [(case, rule(case), layout) for case in cases for layout in LAYOUTS]
     with ProcessPoolExecutor(12, get_context("spawn")) as pool:
         list(pool.map(times, *zip(*jobs, strict=True), [0] * len(jobs)))
     rows = []

@@ -5,7 +5,7 @@ SHAPE is MODEL:BATCHxCONTEXT, weights and caches random. A graph is replayed on 
 
 import csv
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,13 @@ from specbench.engine.model import Transformer
 from specbench.engine.sampling import Sampling
 from specbench.engine.triton_compute import Fusion, TritonCompute
 from specbench.kernels import launch
+from specbench.kernels.head import triton as head
+from specbench.kernels.launch import dependent as launch_dependent
+from specbench.kernels.linear import triton as linear
+from specbench.kernels.mlp import triton as mlp
+from specbench.kernels.paged_attention import workspace
+from specbench.kernels.qkv import project
+from specbench.kernels.sparse_attention import triton as sparse
 from specbench.methods.autoregressive import Autoregressive
 from specbench.methods.base import EngineMethod, Parameters
 from specbench.methods.vegas import Vegas, VegasParameters
@@ -30,7 +37,8 @@ DEFAULT = (
     "qwen2.5-coder-0.5b:64x8000",
 )
 GAMMA = 6
-ALONE = "all, no overlap"
+CHOICES = {module: module.choose for module in (linear, mlp, project)}
+HEAD = dict(head.TABLE)
 
 
 def make_engine(name: str, batch: int, context: int) -> Engine:
@@ -38,7 +46,7 @@ def make_engine(name: str, batch: int, context: int) -> Engine:
     config = from_hf(SHAPES[name], name)
     model = Transformer(config, context + 64, torch.bfloat16, "cuda")
     randomise(model, 0)
-    engine = Engine(model, rows=batch, max_len=context + 64)
+    engine = Engine(model, rows=batch, max_len=context + 64, graphs=False)
     engine.cache.keys.normal_()
     engine.cache.values.normal_()
     return engine
@@ -49,8 +57,8 @@ def fill(engine: Engine, context: int) -> None:
     if isinstance(engine.method, Vegas):
         engine.method.scores.normal_()
     for row in range(engine.batch.rows):
-        engine._pages[row] = engine.cache.allocate(context + 64)
-        engine.batch.reserve(row, engine._pages[row])
+        pages = engine.pages.reserve(row, [], 0, context + 64)
+        engine.batch.reserve(row, pages)
         engine.batch.admit(row, row, context, 17 + row, 40)
         engine.method.admit(row, engine.batch)
 
@@ -95,6 +103,33 @@ def milliseconds(
     return sorted(found)[len(found) // 2]
 
 
+def change(label: str) -> None:
+    """Alter how the kernels are launched."""
+
+    def altered(chosen: Any, op: str) -> Any:
+        if label == "prefetch of all":
+            return replace(chosen, prefetch=True)
+        if label == "prefetch of none":
+            return replace(chosen, prefetch=False)
+        return replace(chosen, pdl=label != f"no overlap of {op}")
+
+    def choose(module: Any, *sizes: int) -> Any:
+        # of one op of each module; attention's output is linear's other
+        op = {linear: "down", mlp: "gate_up", project: "qkv"}[module]
+        wide = module is not linear or sizes[2] > 2 * sizes[1]
+        return altered(CHOICES[module](*sizes), op if wide else "o")
+
+    launch.overlaps = lambda _: label != "no overlap"  # type: ignore[assignment]
+    for module in CHOICES:
+        module.choose = partial(choose, module)  # type: ignore[attr-defined]
+    head.TABLE.update({tile: altered(chosen, "head") for tile, chosen in HEAD.items()})
+    for attention in (workspace, sparse):
+        options = launch.dependent
+        if label == "no overlap of attention":
+            options = lambda _, device: launch_dependent(False, device)  # noqa: E731
+        attention.dependent = options  # type: ignore[attr-defined]
+
+
 def print_kernels(graph: torch.cuda.CUDAGraph) -> None:
     """Where a replay's time goes: microseconds and launches by kernel."""
     from torch.profiler import ProfilerActivity, profile
@@ -113,12 +148,16 @@ def main(out: str, *shapes: str) -> None:
         name, size = shape.split(":")
         batch, context = map(int, size.split("x"))
         engine = make_engine(name, batch, context)
-        full = Fusion()
-        variants = {"all": full, ALONE: full, "none": Fusion(0, 0, 0, 0, 0)}
-        for field in asdict(full):
-            variants[f"all but {field}"] = replace(full, **{field: 0})
-        for label, fusion in variants.items():
-            launch.overlaps = lambda _, on=label != ALONE: on  # type: ignore[assignment]
+        for label in (
+            "all",
+            "no overlap",
+            "prefetch of all",
+            "prefetch of none",
+            *(f"no overlap of {op}" for op in ("gate_up", "down", "head", "attention")),
+            "library",
+        ):
+            change(label)
+            fusion = Fusion(0, 0, 0, 0, 0) if label == "library" else Fusion()
             engine.compute = TritonCompute(engine.model, engine.cache, fusion)
             vegas = Vegas(VegasParameters(gamma=GAMMA, kept_ratio=0.05))
             times = {
@@ -133,7 +172,7 @@ def main(out: str, *shapes: str) -> None:
             times["verify_and_rest"] = times["iteration"] - times["drafts"]
             rows.append({"shape": shape, "fusion": label} | times)
             line = "  ".join(f"{key} {value:.3f}" for key, value in times.items())
-            print(f"{shape:34} {label:16} {line}", flush=True)
+            print(f"{shape:34} {label:24} {line}", flush=True)
         del engine
         torch.cuda.empty_cache()
     with open(out, "w", encoding="utf-8") as file:

@@ -148,7 +148,7 @@ def test_with_the_projection_in_front(
 
 def test_projection_with_the_tables_launch_and_shared_scratch() -> None:
     launch = choose(1, 18, 64, 896, 132)
-    assert launch == LinearLaunch(64, 128, 7, 4, 3)
+    assert launch == LinearLaunch(64, 256, 4, 2, 3)
     kv = caches(2, 4, 1, 8, torch.float32)
     x, weight = inputs(1, 2, 32, dtype=torch.float32), inputs(2, 48, 32, dtype=torch.float32)
     common = None, None, *tables(8), *places(2), kv.k_cache, kv.v_cache, EPS

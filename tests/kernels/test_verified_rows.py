@@ -7,18 +7,19 @@ import torch
 from torch import Tensor
 
 from specbench.kernels.verified_rows import reference
+from tests.support.buffers import DEVICE
 from tests.support.paged import randn
 
 HEADS, KV_HEADS, DIM, CAPACITY = 6, 2, 8, 3
 # a verification, one with fewer drafts, a prompt's chunk, nothing, a single row, the most rows
 ROWS = (4, 2, 9, 0, 1, 4)
-STARTS = torch.tensor([0, *torch.tensor(ROWS).cumsum(0).tolist()], dtype=torch.int32)
+STARTS = torch.tensor([0, *torch.tensor(ROWS).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value of the rows, and two rows of padding, as parts of one projection."""
     rows = int(STARTS[-1]) + 2
-    qkv = randn(0, rows, HEADS + 2 * KV_HEADS, DIM, dtype=torch.float32)
+    qkv = randn(0, rows, HEADS + 2 * KV_HEADS, DIM, dtype=torch.float32).to(DEVICE)
     query, key, value = qkv.split([HEADS, KV_HEADS, KV_HEADS], 1)
     return query, key, value
 
@@ -26,8 +27,8 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 def kept(keep_rows: Callable[..., None]) -> tuple[Tensor, Tensor, Tensor]:
     """Votes and pools, NaN where nothing was written; room for one request more than come."""
     requests = len(ROWS) + 1
-    votes = torch.full((requests, 2, HEADS, DIM), torch.nan)
-    pool = torch.full((2, requests, 16, KV_HEADS, DIM), torch.nan)
+    votes = torch.full((requests, 2, HEADS, DIM), torch.nan, device=DEVICE)
+    pool = torch.full((2, requests, 16, KV_HEADS, DIM), torch.nan, device=DEVICE)
     k_pool, v_pool = pool[:, :, :CAPACITY]
     keep_rows(*batch(), STARTS, votes, k_pool, v_pool)
     assert pool[:, :, CAPACITY:].isnan().all()

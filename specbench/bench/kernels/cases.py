@@ -72,6 +72,7 @@ CASES = (
     Case("sparse.8x4096.d64", "sparse", **_HALF_B, batch=8, context=65_536, entries=4096),
     Case("sparse.8x1638.d64", "sparse", **_HALF_B, batch=8, context=65_536, entries=1638),
     Case("sparse.1x1200.d64", "sparse", **_HALF_B, batch=1, context=24_000, entries=1200),
+    Case("sparse.16x1200.d64", "sparse", **_HALF_B, batch=16, context=24_000, entries=1200),
     Case("sparse.64x1400.d64", "sparse", **_HALF_B, batch=64, context=20_000, entries=1400),
     Case(
         "select.36x4x100000",

@@ -1,6 +1,6 @@
 """The LM head and its arg-max in one launch, without logits in memory, in Triton."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -17,7 +17,7 @@ from specbench.kernels.launch import (
     wait_for_previous,
 )
 from specbench.kernels.linear.device import prefetch_weight, project, root
-from specbench.kernels.linear.plan import MAX_ROWS
+from specbench.kernels.linear.plan import MAX_ROWS, SHARED
 from specbench.kernels.linear.triton import operands
 from specbench.kernels.norm.reference import Prenormed
 
@@ -39,8 +39,8 @@ class HeadLaunch:
     flatten : bool
         Pipeline loads across tiles, not only within one.
     num_warps, num_stages : int
-    pdl : bool
-        Programmatic dependent launch.
+    pdl, prefetch : bool
+        As for `LinearLaunch`.
     """
 
     block_n: int
@@ -50,10 +50,15 @@ class HeadLaunch:
     num_warps: int = 4
     num_stages: int = 4
     pdl: bool = True
+    prefetch: bool = False
 
 
 # by row tile
-TABLE = {16: HeadLaunch(64, 128), 32: HeadLaunch(64, 128), 64: HeadLaunch(64, 128)}
+TABLE = {
+    16: HeadLaunch(128, 128, 1, num_stages=5),
+    32: HeadLaunch(128, 128, 1, num_stages=4),
+    64: HeadLaunch(64, 128, 2, num_stages=3),
+}
 
 
 def head_argmax(
@@ -80,7 +85,10 @@ def head_argmax(
     """
     a, squares = operands(hidden, weight)
     rows, inner = a.shape
-    launch = launch or TABLE[row_tile(rows)]
+    if launch is None:
+        launch = TABLE[row_tile(rows)]
+        load = (row_tile(rows) + launch.block_n) * launch.block_k * a.element_size()
+        launch = replace(launch, num_stages=max(1, min(launch.num_stages, SHARED // load)))
     scratch = scratch or Scratch.make(a.device, 0, SCRATCH_TILES)
     scratch.check(0, SCRATCH_TILES)
     tiles = triton.cdiv(len(weight), launch.block_n)
@@ -110,6 +118,7 @@ def head_argmax(
         TILES=each,
         FLATTEN=launch.flatten,
         STAGES=launch.num_stages,
+        PREFETCH=launch.prefetch,
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
     )
@@ -140,12 +149,13 @@ def _head_argmax(
     TILES: tl.constexpr,
     FLATTEN: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)
     first = tl.program_id(0) * (TILES * BLOCK_N) + tl.arange(0, BLOCK_N)
     release_next(PDL)
-    if PDL:
+    if PDL and PREFETCH:
         prefetch_weight(weight, weight_stride, first, 0, K, V, BLOCK_K, BLOCKS)
     wait_for_previous(PDL)
     mine = tl.zeros((ROWS,), tl.int64)

@@ -23,7 +23,14 @@ from specbench.kernels.linear.device import (
     store_part,
     sum_parts,
 )
-from specbench.kernels.linear.plan import MAX_ROWS, LinearLaunch, choose, scratch_size, shares
+from specbench.kernels.linear.plan import (
+    MAX_ROWS,
+    LinearLaunch,
+    choose,
+    fitting,
+    scratch_size,
+    shares,
+)
 from specbench.kernels.norm.reference import Prenormed
 
 
@@ -107,6 +114,7 @@ def _launch(
     outputs = len(weight)
     if launch is None:
         launch = choose(rows, outputs, inner, multiprocessors(a.device))
+        launch = fitting(launch, rows, a.element_size())
     each, splits = shares(inner, launch)
     floats, tiles = scratch_size(rows, outputs, inner, launch)
     if scratch is None:
@@ -147,6 +155,7 @@ def _launch(
         SPLITS=splits,
         STAGES=launch.num_stages,
         ADD=add,
+        PREFETCH=launch.prefetch,
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
     )
@@ -204,13 +213,14 @@ def _linear(
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
     ADD: tl.constexpr,
+    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tile, split = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, ROWS)
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     release_next(PDL)
-    if PDL:
+    if PDL and PREFETCH:
         prefetch_weight(weight, weight_stride, column, split, K, N, BLOCK_K, EACH)
     wait_for_previous(PDL)
     total = project(

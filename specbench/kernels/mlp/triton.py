@@ -16,7 +16,7 @@ from specbench.kernels.launch import (
     wait_for_previous,
 )
 from specbench.kernels.linear.device import prefetch_weight, root
-from specbench.kernels.linear.plan import LinearLaunch
+from specbench.kernels.linear.plan import LinearLaunch, fitting
 from specbench.kernels.linear.triton import operands
 from specbench.kernels.norm.reference import Prenormed
 
@@ -31,16 +31,15 @@ class SiluLaunch:
 
 
 # row tile: (block_n, block_k, num_warps, num_stages); a program holds two tiles, gate's and up's
-TABLE = {16: (32, 128, 4, 4), 32: (32, 128, 4, 3), 64: (32, 128, 4, 3)}
-_NARROW = 16
+TABLE = {16: (32, 64, 4, 5), 32: (32, 64, 4, 5), 64: (64, 64, 4, 5)}
 
 
 def choose(rows: int, inner: int, multiprocessors: int) -> LinearLaunch:
-    """Tiles narrow enough that every multiprocessor has one; K is never split."""
+    """Tiles narrow enough that half of the multiprocessors have one; K is never split."""
     block_n, block_k, warps, stages = TABLE[row_tile(rows)]
-    if triton.cdiv(inner, block_n) < 2 * multiprocessors:
-        block_n = _NARROW
-    return LinearLaunch(block_n, block_k, 1, warps, stages)
+    while block_n > 16 and 2 * triton.cdiv(inner, block_n) < multiprocessors:
+        block_n //= 2
+    return LinearLaunch(block_n, block_k, 1, warps, stages, prefetch=False)
 
 
 def silu_mul(gate_up: Tensor, launch: SiluLaunch | None = None) -> Tensor:
@@ -82,6 +81,7 @@ def gate_up_small(
     inner = len(weight) // 2
     if launch is None:
         launch = choose(rows, inner, multiprocessors(a.device))
+        launch = fitting(launch, rows, a.element_size(), weights=2)
     if launch.splits != 1:
         raise ValueError(f"gate and up are not split over K, but splits is {launch.splits}")
     out = torch.empty((rows, inner), dtype=a.dtype, device=a.device)
@@ -104,6 +104,7 @@ def gate_up_small(
         BLOCK_K=launch.block_k,
         BLOCKS=triton.cdiv(hidden, launch.block_k),
         STAGES=launch.num_stages,
+        PREFETCH=launch.prefetch,
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
     )
@@ -151,13 +152,14 @@ def _gate_up(
     BLOCK_K: tl.constexpr,
     BLOCKS: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     up_weight = weight + tl.cast(N, tl.int64) * weight_stride
     release_next(PDL)
-    if PDL:
+    if PDL and PREFETCH:
         prefetch_weight(weight, weight_stride, column, 0, K, N, BLOCK_K, BLOCKS)
         prefetch_weight(up_weight, weight_stride, column, 0, K, N, BLOCK_K, BLOCKS)
     wait_for_previous(PDL)

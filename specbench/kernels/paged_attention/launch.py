@@ -37,7 +37,7 @@ class Launch:
     stages: int = 4
     programs: int = 2
     min_tiles: int = 4
-    merge_bytes: int = 160 * 1024
+    merge_bytes: int = 32 * 1024
 
 
 # (head dim as a power of two, entry of ROW_TILES, collecting): measured to be better than the rule

@@ -21,20 +21,26 @@ from specbench.kernels.linear.device import (
     store_part,
     sum_parts,
 )
-from specbench.kernels.linear.plan import LinearLaunch, scratch_size, shares
+from specbench.kernels.linear.plan import LinearLaunch, fitting, scratch_size, shares
 from specbench.kernels.linear.triton import operands
 from specbench.kernels.norm.reference import Prenormed
 from specbench.kernels.qkv.triton import finish_head
 
-# row tile: (block_k, num_warps, num_stages); a tile is one head wide
-TABLE = {16: (128, 4, 3), 32: (128, 4, 3), 64: (128, 4, 3)}
+# row tile: (block_k of heads of 64, num_warps, num_stages); a tile is one head wide
+TABLE = {16: (256, 2, 3), 32: (256, 4, 3), 64: (256, 4, 3)}
 
 
 def choose(rows: int, heads: int, dim: int, hidden: int, multiprocessors: int) -> LinearLaunch:
     """A program a multiprocessor, each with a share of one head's K."""
     block_k, warps, stages = TABLE[row_tile(rows)]
+    width = triton.next_power_of_2(dim)
+    if width > 64:
+        block_k, warps = max(16, 64 * block_k // width), 4
     splits = max(1, min(multiprocessors // heads, triton.cdiv(hidden, block_k)))
-    return LinearLaunch(triton.next_power_of_2(dim), block_k, splits, warps, stages)
+    if row_tile(rows) == 64:
+        # wide rows of x weigh on every split
+        splits = max(1, splits // 2)
+    return LinearLaunch(width, block_k, splits, warps, stages)
 
 
 def project_rope_write_kv(
@@ -73,6 +79,7 @@ def project_rope_write_kv(
     heads = all_heads - 2 * kv_heads
     if launch is None:
         launch = choose(rows, all_heads, dim, hidden, multiprocessors(a.device))
+        launch = fitting(launch, rows, a.element_size())
     if launch.block_n != triton.next_power_of_2(dim):
         raise ValueError(f"a tile is one head of {dim}, not {launch.block_n} columns")
     each, splits = shares(hidden, launch)
@@ -115,6 +122,7 @@ def project_rope_write_kv(
         EACH=each,
         SPLITS=splits,
         STAGES=launch.num_stages,
+        PREFETCH=launch.prefetch,
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
     )
@@ -162,6 +170,7 @@ def _project_rope_write_kv(
     EACH: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     HEADS: tl.constexpr = H + 2 * HKV
@@ -170,7 +179,7 @@ def _project_rope_write_kv(
     row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     column = head * D + d
     release_next(PDL)
-    if PDL:
+    if PDL and PREFETCH:
         prefetch_weight(weight, weight_stride, column, split, K, N, BLOCK_K, EACH)
     wait_for_previous(PDL)
     total = project(

@@ -32,18 +32,22 @@ class Launch:
     tiles_per_split: int
 
 
-# by the bytes of one key, at most: starting points, to be replaced by what a sweep finds
+MANY = 2**31
+# by the bytes of one key, at most, and by the lists of a call, at most: swept on an H200 up to 256
+# bytes, beyond that starting points
 LAUNCHES = {
-    256: Launch(tile=64, warps=2, stages=3, programs_per_sm=3, tiles_per_split=2),
-    512: Launch(tile=64, warps=4, stages=3, programs_per_sm=2, tiles_per_split=2),
-    1024: Launch(tile=16, warps=4, stages=3, programs_per_sm=2, tiles_per_split=2),
+    (128, 32): Launch(tile=32, warps=1, stages=4, programs_per_sm=3, tiles_per_split=2),
+    (128, MANY): Launch(tile=128, warps=4, stages=2, programs_per_sm=4, tiles_per_split=1),
+    (256, MANY): Launch(tile=64, warps=2, stages=3, programs_per_sm=3, tiles_per_split=2),
+    (512, MANY): Launch(tile=64, warps=4, stages=3, programs_per_sm=2, tiles_per_split=2),
+    (1024, MANY): Launch(tile=16, warps=4, stages=3, programs_per_sm=2, tiles_per_split=2),
 }
 # where the interpreter stands in for a device
 _INTERPRETED_SMS = 4
 
 
-def default_launch(dim: int, dtype: torch.dtype) -> Launch:
-    """The launch for heads of this width.
+def default_launch(dim: int, dtype: torch.dtype, lists: int = 1) -> Launch:
+    """The launch for heads of this width, and `lists` of entries: requests times KV heads.
 
     Raises
     ------
@@ -51,10 +55,10 @@ def default_launch(dim: int, dtype: torch.dtype) -> Launch:
         Wider heads than the table has.
     """
     size = max(16, 1 << (dim - 1).bit_length()) * dtype.itemsize
-    for most, launch in LAUNCHES.items():
-        if size <= most:
+    for (widest, most), launch in LAUNCHES.items():
+        if size <= widest and lists <= most:
             return launch
-    raise ValueError(f"heads of {dim} {dtype} exceed {max(LAUNCHES)} bytes: pass a launch")
+    raise ValueError(f"heads of {dim} {dtype} exceed {max(LAUNCHES)[0]} bytes: pass a launch")
 
 
 class SparseAttentionWorkspace:
@@ -95,7 +99,8 @@ class SparseAttentionWorkspace:
         device: torch.device | str,
         launch: Launch | None = None,
     ) -> None:
-        self.launch = default_launch(dim, dtype) if launch is None else launch
+        lists = requests * kv_heads
+        self.launch = default_launch(dim, dtype, lists) if launch is None else launch
         sms = _INTERPRETED_SMS
         if torch.device(device).type == "cuda":
             sms = torch.cuda.get_device_properties(device).multi_processor_count
