@@ -31,20 +31,20 @@ SPARSE = ("sparse.8x4096", "sparse.8x1638", "sparse.1x1200.d64", "sparse.64x1400
 def rule(case: Case) -> Any:
     """What the kernels choose themselves."""
     if case.op == "sparse":
-        return sparse.default_launch(case.dim, torch.bfloat16, case.batch * case.kv_heads)
+        return RULES[1](case.dim, torch.bfloat16, case.batch * case.kv_heads)
     packed = case.rows * case.heads // case.kv_heads
-    return paged.default_launch(case.dim, packed, torch.bfloat16, True)
+    return RULES[0](case.dim, packed, torch.bfloat16, True)
 
 
 def launches(case: Case) -> list[Any]:
     """What is tried at a shape."""
     if case.op == "sparse":
-        tiles = [(64, 2, 3), (64, 4, 3), (128, 4, 2), (128, 4, 3), (32, 1, 4), (32, 2, 4)]
-        if case.dim == 128:
-            tiles += [(32, 4, 4), (64, 4, 2)]
+        tiles = [(64, 2, 3), (64, 2, 5), (128, 4, 2), (128, 4, 3), (32, 1, 4), (32, 1, 6)]
+        if case.batch > 16:
+            tiles += [(128, 8, 3), (128, 8, 4), (256, 8, 2), (64, 4, 6)]
         return [
-            sparse.Launch(*tile, programs, each)
-            for tile, programs, each in itertools.product(tiles, (2, 3, 4), (1, 2))
+            sparse.Launch(*tile, programs, 2)
+            for tile, programs in itertools.product(tiles, (1, 2, 3, 4))
         ]
     if case.batch == 1:
         return [
@@ -73,14 +73,14 @@ def head_major(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Tens
     return keys, values, table
 
 
-def paired(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The pool with key and value of an entry side by side."""
+def apart(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The pool with keys and values in tensors of their own."""
     keys, values, table = inputs.pool(case, device, seed)
-    both = torch.cat([keys, values], -1)
-    return both[..., : case.dim], both[..., case.dim :], table
+    return keys.contiguous(), values.contiguous(), table
 
 
-LAYOUTS = {"token-major": inputs.pool, "head-major": head_major, "paired": paired}
+LAYOUTS = {"paired": inputs.pool, "head-major": head_major, "apart": apart}
+RULES = paged.default_launch, sparse.default_launch
 
 
 def times(case: Case, launch: Any, layout: str, repeats: int) -> dict[str, float]:
@@ -107,7 +107,7 @@ def times(case: Case, launch: Any, layout: str, repeats: int) -> dict[str, float
 
 def main(out: str, *names: str) -> None:
     cases = find_cases(names or (*PAGED, *ALONE, *SPARSE))
-    jobs = [(case, launch, "token-major") for case in cases for launch in launches(case)]
+    jobs = [(case, launch, "paired") for case in cases for launch in launches(case)]
     jobs += [(case, rule(case), layout) for case in cases for layout in LAYOUTS]
     with ProcessPoolExecutor(12, get_context("spawn")) as pool:
         list(pool.map(times, *zip(*jobs, strict=True), [0] * len(jobs)))

@@ -29,7 +29,8 @@ class KVCache:
     Attributes
     ----------
     keys, values : Tensor
-        `[layers, pages, 16, Hkv, D]`; kernels reach them through strides only.
+        `[layers, pages, 16, Hkv, D]`; kernels reach them through strides only. Key and value of
+        an entry stand side by side: who reads scattered entries finds both in one place.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        shape = (config.num_layers, num_pages + 1, PAGE_SIZE, config.num_kv_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        heads, dim = config.num_kv_heads, config.head_dim
+        shape = config.num_layers, num_pages + 1, PAGE_SIZE, heads, 2 * dim
+        self.keys, self.values = torch.zeros(shape, dtype=dtype, device=device).split(dim, -1)
         self.num_pages = num_pages
         self._free = list(range(num_pages, 0, -1))
         self._owned: set[int] = set()

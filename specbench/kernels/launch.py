@@ -78,7 +78,11 @@ def row_tile(rows: int) -> int:
 
 @triton.jit
 def release_next(PDL: tl.constexpr):
-    """Let the next kernel be scheduled; it waits for this one's results by itself."""
+    """Let the next kernel be scheduled; it waits for this one's results by itself.
+
+    Called when little is left to do: programs that come early take what room they find, and the
+    multiprocessors' shares of the next kernel are uneven then.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 

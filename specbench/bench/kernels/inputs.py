@@ -11,14 +11,18 @@ PAGE = 16
 
 
 def pool(case: Case, device: str, seed: int) -> "tuple[Tensor, Tensor, Tensor]":
-    """Keys and values `[pages, 16, Hkv, D]` and a block table of pages in random order."""
+    """Keys and values `[pages, 16, Hkv, D]` and a block table of pages in random order.
+
+    Key and value of an entry stand side by side, as in the engine's cache.
+    """
     import torch
 
     pages = -(-case.context // PAGE)
-    shape = case.batch * pages, PAGE, case.kv_heads, case.dim
+    shape = case.batch * pages, PAGE, case.kv_heads, 2 * case.dim
     generator = torch.Generator(device).manual_seed(seed)
     order = torch.randperm(shape[0], generator=generator, device=device, dtype=torch.int32)
-    return randn(shape, device, 2 * seed), randn(shape, device, 2 * seed + 1), order.view(-1, pages)
+    keys, values = randn(shape, device, seed).split(case.dim, -1)
+    return keys, values, order.view(-1, pages)
 
 
 def selected(case: Case, table: "Tensor", device: str, seed: int) -> "Tensor":

@@ -77,7 +77,9 @@ def _verify(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
         ONE_PASS: lambda: normed(*common, out=out, ranked=ranked, scores=scores, norm=norm),
     }
     if peer is not None:
-        calls[PEER] = lambda: peer.attend(q, keys, values, table, kv_lens, case.context, True)
+        # laid out as its callers have them
+        k, v = keys.contiguous(), values.contiguous()
+        calls[PEER] = lambda: peer.attend(q, k, v, table, kv_lens, case.context, True)
     return calls
 
 
@@ -103,7 +105,7 @@ def _sparse(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
     }
     if peer is not None:
         # a page of one token, and one list for all heads: FlashAttention has no other
-        k1, v1 = (x.view(-1, 1, case.kv_heads, case.dim) for x in (keys, values))
+        k1, v1 = (x.reshape(-1, 1, case.kv_heads, case.dim) for x in (keys, values))
         shared = slots[:, 0].contiguous()
         lens = torch.full((case.batch,), case.entries, dtype=torch.int32, device=device)
         calls[PEER] = lambda: peer.attend(q, k1, v1, shared, lens, case.entries, False)

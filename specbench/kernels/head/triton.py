@@ -154,7 +154,6 @@ def _head_argmax(
 ):
     row = tl.arange(0, ROWS)
     first = tl.program_id(0) * (TILES * BLOCK_N) + tl.arange(0, BLOCK_N)
-    release_next(PDL)
     if PDL and PREFETCH:
         prefetch_weight(weight, weight_stride, first, 0, K, V, BLOCK_K, BLOCKS)
     wait_for_previous(PDL)
@@ -181,6 +180,7 @@ def _head_argmax(
         logits = (total * divided).to(weight.dtype.element_ty)
         candidates = tl.where((column < V)[None, :], _packed(logits, column[None, :]), 0)
         mine = tl.maximum(mine, tl.max(candidates, 1))
+    release_next(PDL)
     tl.atomic_max(best + row, mine, mask=row < n, sem="relaxed")
     if last_to_arrive(counter, tl.num_programs(0)):
         winner = tl.load(best + row, mask=row < n, other=0, cache_modifier=".cg")

@@ -219,13 +219,13 @@ def _linear(
     tile, split = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, ROWS)
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    release_next(PDL)
     if PDL and PREFETCH:
         prefetch_weight(weight, weight_stride, column, split, K, N, BLOCK_K, EACH)
     wait_for_previous(PDL)
     total = project(
         x, x_stride, weight, weight_stride, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
     )
+    release_next(PDL)
     last = SPLITS == 1
     if SPLITS > 1:
         tiles = tl.num_programs(0)

@@ -158,7 +158,6 @@ def _gate_up(
     row = tl.arange(0, ROWS)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     up_weight = weight + tl.cast(N, tl.int64) * weight_stride
-    release_next(PDL)
     if PDL and PREFETCH:
         prefetch_weight(weight, weight_stride, column, 0, K, N, BLOCK_K, BLOCKS)
         prefetch_weight(up_weight, weight_stride, column, 0, K, N, BLOCK_K, BLOCKS)
@@ -181,6 +180,7 @@ def _gate_up(
             u = tl.load(up_weight + at + k[None, :], mask=column_in & k_in, other=0)
         gate = tl.dot(a, tl.trans(g), gate, input_precision="ieee")
         up = tl.dot(a, tl.trans(u), up, input_precision="ieee")
+    release_next(PDL)
     if squares is not None:
         divided = root(squares, squares_stride, row, n, eps, K, PARTS)[:, None]
         gate *= divided

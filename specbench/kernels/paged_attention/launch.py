@@ -28,7 +28,7 @@ class Launch:
         Fewest key tiles a program takes: bounds the partial results of short contexts.
     merge_bytes : int
         Where the partial results of a job are expected to be no more than this, the last of its
-        programs merges them; otherwise a second kernel does, a row a program.
+        programs merges them; otherwise a second kernel does.
     """
 
     block_m: int
@@ -37,7 +37,7 @@ class Launch:
     stages: int = 4
     programs: int = 2
     min_tiles: int = 4
-    merge_bytes: int = 32 * 1024
+    merge_bytes: int = 0
 
 
 # (head dim as a power of two, entry of ROW_TILES, collecting): measured to be better than the rule
@@ -72,7 +72,9 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
     min_tiles = max(1, 256 // block_n)
     if rows == 128:
         return Launch(rows, block_n, warps=8, programs=1, min_tiles=min_tiles)
-    return Launch(rows, block_n, stages=3 if rows == 64 else 4, min_tiles=min_tiles)
+    if rows == 64:
+        return Launch(rows, block_n, stages=3, min_tiles=min_tiles, merge_bytes=160 * 1024)
+    return Launch(rows, block_n, min_tiles=min_tiles)
 
 
 def power_of_2(number: int) -> int:

@@ -222,7 +222,6 @@ def attend_kernel(
     A job that is all this program's is written out. Of one that it shares it leaves its part; the
     last of the job's programs to come (FUSED), or `merge_kernel`, puts the parts together.
     """
-    release_next(PDL)
     wait_for_previous(PDL)
     ROW_TILES: tl.constexpr = (QUERIES * GROUP + BLOCK_M - 1) // BLOCK_M
     JOBS: tl.constexpr = KV_HEADS * ROW_TILES
@@ -285,6 +284,8 @@ def attend_kernel(
             BLOCK_N,
             BLOCK_C,
         )
+        if unit + last - first == stop:
+            release_next(PDL)
         parts = (begin + count - 1) // share - begin // share + 1
         if parts == 1:
             write_rows(

@@ -129,7 +129,6 @@ def merge_kernel(
     PDL: tl.constexpr,
 ):
     """Put the parts of MERGE_M rows of a job together; nothing to do where there is but one."""
-    release_next(PDL)
     wait_for_previous(PDL)
     ROW_TILES: tl.constexpr = (QUERIES * GROUP + BLOCK_M - 1) // BLOCK_M
     JOBS: tl.constexpr = KV_HEADS * ROW_TILES
@@ -148,6 +147,7 @@ def merge_kernel(
         value, lse2 = merge_partials(
             partial_ptr, partial_lse_ptr, begin, share, parts, m, live, d, BLOCK_M, MERGE_S
         )
+        release_next(PDL)
         write_rows(
             value,
             lse2,

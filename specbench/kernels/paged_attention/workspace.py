@@ -83,6 +83,9 @@ class PagedAttention:
         # a job's share of the programs, and one that it has in common with its neighbour
         parts = -(-self.programs // (rows * self.jobs)) + 1
         self.fused = 4 * parts * self.tile_rows * self.padded_d <= launch.merge_bytes
+        # rows of a program that merges: as few as make no more than a few waves
+        waves = self.tile_rows * rows * self.jobs // (4 * multiprocessors(device))
+        self.merged_rows = min(power_of_2(max(1, waves)), power_of_2(self.tile_rows))
         # of the first and the last job of each program, which may be others' too
         partials = 2 * self.programs, launch.block_m
         self.partial = torch.empty(*partials, self.padded_d, device=device)
@@ -166,7 +169,7 @@ class PagedAttention:
         rows, queries, _, head_dim = q.shape
         launch = self.launch
         slots = kept.rows * self.group
-        merge_m = power_of_2(self.tile_rows) if self.fused else 1
+        merge_m = power_of_2(self.tile_rows) if self.fused else self.merged_rows
         both = {
             "QUERIES": queries,
             "KV_HEADS": self.kv_heads,
@@ -226,7 +229,7 @@ class PagedAttention:
             **both,
         )
         if not self.fused:
-            merge_kernel[(self.tile_rows, rows * self.jobs)](
+            merge_kernel[(-(-self.tile_rows // merge_m), rows * self.jobs)](
                 kv_lens,
                 q_lens,
                 out,

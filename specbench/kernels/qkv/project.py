@@ -178,13 +178,13 @@ def _project_rope_write_kv(
     head, split = tl.program_id(0), tl.program_id(1)
     row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     column = head * D + d
-    release_next(PDL)
     if PDL and PREFETCH:
         prefetch_weight(weight, weight_stride, column, split, K, N, BLOCK_K, EACH)
     wait_for_previous(PDL)
     total = project(
         x, x_stride, weight, weight_stride, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
     )
+    release_next(PDL)
     # through scratch even without splits: the rotation needs elements of other threads
     store_part(partial, total, head, split, HEADS)
     if last_to_arrive(counters + head, SPLITS):

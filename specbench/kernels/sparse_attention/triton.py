@@ -230,7 +230,6 @@ def _sparse_attention(
     head = tl.program_id(0) % KV_HEADS
     split = tl.program_id(0) // KV_HEADS % splits
     request = (tl.program_id(0) // KV_HEADS // splits).to(tl.int64)
-    release_next(PDL)
     wait_for_previous(PDL)
 
     listed = selected_width
@@ -288,6 +287,7 @@ def _sparse_attention(
             acc = tl.dot(weights, values, acc * decay[:, None], input_precision="ieee")
             best = higher
 
+        release_next(PDL)
         group = request * KV_HEADS + head
         if SPLIT_WIDTH == 1:
             result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
