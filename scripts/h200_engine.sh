@@ -6,7 +6,8 @@
 set -euo pipefail
 model=$1 prompts=$2 out=$3
 shift 3
-gamma=${GAMMA:-6} ratio=${RATIO:-0.05}
+vegas=(--gamma "${GAMMA:-6}" --kept-ratio "${RATIO:-0.05}")
+[[ -z ${NORMALISER:-} ]] || vegas+=(--normaliser "$NORMALISER")
 vllm=(--vllm-arg max_model_len=24832)
 mkdir -p "$out"
 
@@ -39,13 +40,11 @@ for stage in "$@"; do
         ;;
     main.*)
         # shellcheck disable=SC2046
-        bench "main-$size" --method vegas,vllm,lookup --gamma "$gamma" --kept-ratio "$ratio" \
-            "${vllm[@]}" $(long "$size")
+        bench "main-$size" --method vegas,vllm,lookup "${vegas[@]}" "${vllm[@]}" $(long "$size")
         ;;
     sampled.*)
         # shellcheck disable=SC2046
-        bench "sampled-$size" --method vegas,vllm --gamma "$gamma" --kept-ratio "$ratio" \
-            "${vllm[@]}" $(long "$size" --temperature 0.6 --top-p 0.95 --top-k 20)
+        bench "sampled-$size" --method vegas,vllm "${vegas[@]}" "${vllm[@]}" $(long "$size" --temperature 0.6 --top-p 0.95 --top-k 20)
         ;;
     step.*)
         bench "step-$size" --method vllm "${vllm[@]}" --dataset longbench-v2 --source sample \

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from specbench.config import Normaliser
+from specbench.engine import triton_attention
 from specbench.engine.dummy import SHAPES, randomise
 from specbench.engine.engine import Engine
 from specbench.engine.graph import capture
@@ -40,6 +41,7 @@ DEFAULT = (
 GAMMA = 6
 CHOICES = {module: module.choose for module in (linear, mlp, project)}
 HEAD = dict(head.TABLE)
+AHEAD = launch.MOST_AHEAD
 
 
 def make_engine(name: str, batch: int, context: int) -> Engine:
@@ -104,6 +106,11 @@ def milliseconds(
     return sorted(found)[len(found) // 2]
 
 
+def unsettled(*arguments: Any, **options: Any) -> torch.Tensor:
+    """Sparse attention that waits before it looks at its lists."""
+    return sparse.sparse_attention(*arguments, **(options | {"settled": False}))
+
+
 def change(label: str) -> None:
     """Alter how the kernels are launched."""
 
@@ -121,6 +128,10 @@ def change(label: str) -> None:
         return altered(CHOICES[module](*sizes), op if wide else "o")
 
     launch.overlaps = lambda _: label != "no overlap"  # type: ignore[assignment]
+    launch.MOST_AHEAD = 0 if label == "nothing ahead" else AHEAD
+    triton_attention.sparse_attention = sparse.sparse_attention  # type: ignore[attr-defined]
+    if label == "entries not ahead":
+        triton_attention.sparse_attention = unsettled  # type: ignore[attr-defined]
     for module in CHOICES:
         module.choose = partial(choose, module)  # type: ignore[attr-defined]
     head.TABLE.update({tile: altered(chosen, "head") for tile, chosen in HEAD.items()})
@@ -155,6 +166,8 @@ def main(out: str, *shapes: str) -> None:
             "no overlap",
             "prefetch of all",
             "prefetch of none",
+            "nothing ahead",
+            "entries not ahead",
             *(f"no overlap of {op}" for op in ("gate_up", "down", "attention")),
             "library",
         ):

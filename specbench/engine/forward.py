@@ -174,7 +174,8 @@ class SparseAttention:
     ----------
     cache : KVCache
     selected : Tensor
-        Integers `[layers, R, S, K]`, slots, -1 for none.
+        Integers `[layers, R, S, K]`, slots, -1 for none. They and their entries are written before
+        the forward begins.
     tail : Tensor
         int64 `[R, T]` slots, -1 for none; the token's own is among them.
     slots : Tensor

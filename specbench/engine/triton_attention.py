@@ -43,16 +43,30 @@ class TritonAttention:
         self._sparse: dict[int, SparseAttentionWorkspace] = {}
 
     def __call__(
-        self, attention: FullAttention | SparseAttention | CachedAttention, layer: int, q: Tensor
+        self,
+        attention: FullAttention | SparseAttention | CachedAttention,
+        layer: int,
+        q: Tensor,
+        ahead: Tensor | None = None,
     ) -> Tensor:
-        """Attention of `q` `[R, Q, H, D]`, whose keys and values are in the cache."""
+        """Attention of `q` `[R, Q, H, D]`, whose keys and values are in the cache.
+
+        `ahead` is a weight that is read soon, which the kernel may fetch.
+        """
         if isinstance(attention, CachedAttention):
             return attention.attend(layer, q)
         if isinstance(attention, SparseAttention):
-            return self.sparsely(
-                layer, q, attention.selected[layer], attention.tail, attention.scale
+            return sparse_attention(
+                q,
+                *self.cache.layer(layer),
+                attention.selected[layer],
+                attention.tail,
+                attention.scale,
+                workspace=self._sparse_workspace(q),
+                settled=True,
+                ahead=ahead,
             )
-        out = self._attend_fully(attention, layer, q)
+        out = self._attend_fully(attention, layer, q, ahead)
         if attention.tap is not None:
             attention.tap(layer, q, attention)
         return out
@@ -64,7 +78,9 @@ class TritonAttention:
         caches, workspace = self.cache.layer(layer), self._sparse_workspace(q)
         return sparse_attention(q, *caches, selected, tail, scale, unit, workspace=workspace)
 
-    def _attend_fully(self, attention: FullAttention, layer: int, q: Tensor) -> Tensor:
+    def _attend_fully(
+        self, attention: FullAttention, layer: int, q: Tensor, ahead: Tensor | None
+    ) -> Tensor:
         keys, values = self.cache.layer(layer)
         collector = attention.collector
         if attention.length is not None:
@@ -90,9 +106,9 @@ class TritonAttention:
         norm = None if collector is None or collector.norm is None else collector.norm[layer]
         paged = self.workspace(rows, queries, collect, one_pass=norm is not None)
         if collector is None:
-            return paged(q, *common)
+            return paged(q, *common, ahead=ahead)
         scores = collector.scores[layer]
-        return paged(q, *common, ranked=collector.ranked, scores=scores, norm=norm)
+        return paged(q, *common, ranked=collector.ranked, scores=scores, norm=norm, ahead=ahead)
 
     def _flash(
         self, q: Tensor, keys: Tensor, values: Tensor, attention: FullAttention, longest: int

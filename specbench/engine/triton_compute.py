@@ -155,11 +155,13 @@ class TritonCompute(TritonDrafting):
                     layer.qkv_bias,
                     *place,
                     scratch=self._scratch,
+                    ahead=layer.o,
                 )
             else:
                 h = stream.normed(layer.attn_norm, eps)
                 q = rope_write_kv(F.linear(h, layer.qkv), layer.qkv_bias, *place)
-            out = self._attention(attention, index, q.view(*tokens.shape, *q.shape[1:])).view(n, -1)
+            q = q.view(*tokens.shape, *q.shape[1:])
+            out = self._attention(attention, index, q, layer.gate_up).view(n, -1)
             if n <= fusion.o:
                 norm = layer.mlp_norm if n <= fusion.gate_up else None
                 self._add(stream, out, layer.o, layer.o_bias, norm)
@@ -167,7 +169,11 @@ class TritonCompute(TritonDrafting):
                 stream.add(self.projection(out, layer.o, layer.o_bias))
             if n <= fusion.gate_up:
                 gated = gate_up_small(
-                    stream.prenormed(layer.mlp_norm), layer.gate_up, layer.gate_up_bias, eps=eps
+                    stream.prenormed(layer.mlp_norm),
+                    layer.gate_up,
+                    layer.gate_up_bias,
+                    eps=eps,
+                    ahead=layer.down,
                 )
             else:
                 h = stream.normed(layer.mlp_norm, eps)
@@ -175,8 +181,10 @@ class TritonCompute(TritonDrafting):
             if n <= fusion.down:
                 last = index + 1 == len(layers)
                 wanted = n <= (fusion.head if last else fusion.qkv)
-                following = model.final_norm if last else layers[index + 1].attn_norm
-                self._add(stream, gated, layer.down, layer.down_bias, following if wanted else None)
+                norm = model.final_norm if last else layers[index + 1].attn_norm
+                ahead = None if last else layers[index + 1].qkv
+                norm = norm if wanted else None
+                self._add(stream, gated, layer.down, layer.down_bias, norm, ahead)
             else:
                 stream.add(self.projection(gated, layer.down, layer.down_bias))
         return stream
@@ -198,6 +206,7 @@ class TritonCompute(TritonDrafting):
         weight: Tensor,
         bias: Tensor | None,
         norm: Tensor | None,
+        ahead: Tensor | None = None,
     ) -> None:
         """A projection onto the stream in one launch, the beginning of the next norm with it."""
         residual, scratch = stream.settled(), self._scratch
@@ -205,7 +214,7 @@ class TritonCompute(TritonDrafting):
             linear_small(x, weight, bias, residual=residual, scratch=scratch)
         else:
             stream.ready = linear_prenorm(
-                x, weight, bias, norm=norm, residual=residual, scratch=scratch
+                x, weight, bias, norm=norm, residual=residual, scratch=scratch, ahead=ahead
             )
 
     @cached_property

@@ -65,6 +65,23 @@ def dependent(wanted: bool, device: torch.device | str) -> dict[str, bool]:
     return {"PDL": on, "launch_pdl": on}
 
 
+# of the 50 MB of an H100's or H200's L2; what is fetched earlier may be gone when it is read
+MOST_AHEAD = 20 * 2**20
+_LINE = 128
+
+
+def to_fetch(weight: Tensor | None, device: torch.device | str) -> tuple[Tensor | None, int]:
+    """A weight that a kernel is to fetch into L2 for one that comes soon, and its cache lines.
+
+    None where there is nothing to gain: of what L2 does not hold, or without dependent launches.
+    """
+    if weight is None or weight.nbytes > MOST_AHEAD or not overlaps(device):
+        return None, 0
+    if not weight.is_contiguous():
+        raise ValueError("a weight that is fetched ahead must be contiguous")
+    return weight, weight.nbytes // _LINE
+
+
 def check_dtype(x: Tensor) -> None:
     """Raise ValueError where float32 sums would lose what `x` holds."""
     if not x.is_floating_point() or x.dtype.itemsize > 4:
@@ -105,6 +122,19 @@ def prefetch(pointers):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def fetch_ahead(weight, LINES: tl.constexpr):
+    """A program's share of what `to_fetch` gave: the memory is idle while programs meet."""
+    if weight is not None:
+        LINE: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)
+        BLOCK: tl.constexpr = 128
+        program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        programs = tl.num_programs(0) * tl.num_programs(1)
+        for block in range(program, tl.cdiv(LINES, BLOCK), programs):
+            line = tl.minimum(block * BLOCK + tl.arange(0, BLOCK), LINES - 1)
+            prefetch(weight + line.to(tl.int64) * LINE)
 
 
 @triton.jit

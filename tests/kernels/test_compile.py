@@ -69,15 +69,19 @@ def step(rows: int) -> None:
     launch = dependent(project.choose(rows, HEADS + 2 * KV_HEADS, DIM, HIDDEN, sms))
     begun = norm.prenorm(x, weight, launch=norm.NormLaunch(4, True))
     project.project_rope_write_kv(
-        begun, half(WIDTH, HIDDEN), half(WIDTH), None, *place, launch=launch
+        begun, half(WIDTH, HIDDEN), half(WIDTH), None, *place, launch=launch, ahead=x
     )
     launch = dependent(plan.choose(rows, HIDDEN, INNER, sms))
     residual = half(rows, HIDDEN)
     begun = linear.linear_prenorm(
-        half(rows, INNER), half(HIDDEN, INNER), norm=weight, residual=residual, launch=launch
+        *(half(rows, INNER), half(HIDDEN, INNER)),
+        norm=weight,
+        residual=residual,
+        launch=launch,
+        ahead=half(WIDTH, HIDDEN),
     )
     launch = dependent(mlp.choose(rows, INNER, sms))
-    mlp.gate_up_small(begun, half(2 * INNER, HIDDEN), eps=1e-6, launch=launch)
+    mlp.gate_up_small(begun, half(2 * INNER, HIDDEN), eps=1e-6, launch=launch, ahead=x)
     mlp.silu_mul(half(rows, 2 * INNER), mlp.SiluLaunch(pdl=True))
     head.head_argmax(begun, half(VOCAB, HIDDEN), eps=1e-6)
     u = uniform.uniform(2**64 - 1, index, index, 0, Purpose.DRAFT)
@@ -118,6 +122,8 @@ def test_a_step_compiles_for_hopper(tmp_path: Path) -> None:
             assert kernel["shared"] <= 227 * 1024, kernel["name"]
             if kernel["name"] not in INDEPENDENT:
                 assert "griddepcontrol.wait" in kernel["ptx"], kernel["name"]
+            if kernel["name"] in {"_linear", "_gate_up", "_project_rope_write_kv"}:
+                assert "prefetch.global.L2" in kernel["ptx"], kernel["name"]
             if kernel["name"] in {"_linear", "_gate_up", "_head_argmax"}:
                 assert "cp.async.cg.shared.global" in kernel["ptx"], kernel["name"]
 

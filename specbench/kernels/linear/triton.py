@@ -9,10 +9,12 @@ from specbench.kernels.launch import (
     Scratch,
     check_dtype,
     dependent,
+    fetch_ahead,
     last_to_arrive,
     multiprocessors,
     release_next,
     row_tile,
+    to_fetch,
     wait_for_previous,
 )
 from specbench.kernels.linear.device import (
@@ -78,6 +80,7 @@ def linear_prenorm(
     residual: Tensor,
     launch: LinearLaunch | None = None,
     scratch: Scratch | None = None,
+    ahead: Tensor | None = None,
 ) -> Prenormed:
     """As `reference.linear_prenorm`, for at most 64 rows, in one launch.
 
@@ -87,13 +90,15 @@ def linear_prenorm(
         As for `linear_small`.
     norm : Tensor
         `[N]`, the weight of the norm that the stream goes through next.
+    ahead : Tensor, optional
+        A weight that is read soon; see `to_fetch`.
 
     Returns
     -------
     Prenormed
         `[n, N]`, with a part of the squares for each tile.
     """
-    made = _launch(x, weight, bias, eps, residual, True, norm, launch, scratch)
+    made = _launch(x, weight, bias, eps, residual, True, norm, launch, scratch, ahead)
     assert made is not None
     return made
 
@@ -108,6 +113,7 @@ def _launch(
     norm: Tensor | None,
     launch: LinearLaunch | None,
     scratch: Scratch | None,
+    ahead: Tensor | None = None,
 ) -> Prenormed | None:
     a, squares = operands(x, weight)
     rows, inner = a.shape
@@ -121,6 +127,7 @@ def _launch(
         scratch = Scratch.make(a.device, floats, tiles)
     scratch.check(floats, tiles)
     grid = triton.cdiv(outputs, launch.block_n), splits
+    following, lines = to_fetch(ahead, a.device)
     made = None
     if norm is not None:
         made = Prenormed(
@@ -143,6 +150,7 @@ def _launch(
         rows,
         scratch.partial,
         scratch.counters,
+        following,
         rows,
         eps,
         K=inner,
@@ -154,6 +162,7 @@ def _launch(
         EACH=each,
         SPLITS=splits,
         STAGES=launch.num_stages,
+        LINES=lines,
         ADD=add,
         PREFETCH=launch.prefetch,
         num_warps=launch.num_warps,
@@ -201,6 +210,7 @@ def _linear(
     next_stride,
     partial,
     counters,
+    following,
     n,
     eps,
     K: tl.constexpr,
@@ -212,6 +222,7 @@ def _linear(
     EACH: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    LINES: tl.constexpr,
     ADD: tl.constexpr,
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
@@ -225,6 +236,7 @@ def _linear(
     total = project(
         x, x_stride, weight, weight_stride, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
     )
+    fetch_ahead(following, LINES)
     release_next(PDL)
     last = SPLITS == 1
     if SPLITS > 1:

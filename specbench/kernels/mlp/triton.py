@@ -10,9 +10,11 @@ from torch import Tensor
 from specbench.kernels.launch import (
     check_dtype,
     dependent,
+    fetch_ahead,
     multiprocessors,
     release_next,
     row_tile,
+    to_fetch,
     wait_for_previous,
 )
 from specbench.kernels.linear.device import prefetch_weight, root
@@ -71,10 +73,12 @@ def gate_up_small(
     *,
     eps: float = 0.0,
     launch: LinearLaunch | None = None,
+    ahead: Tensor | None = None,
 ) -> Tensor:
     """As `reference.gate_up_small`, for at most 64 rows, in one launch.
 
-    `launch.splits` must be 1: `inner` is wide enough to occupy the device.
+    `launch.splits` must be 1: `inner` is wide enough to occupy the device. `ahead` is a weight that
+    is read next; see `to_fetch`.
     """
     a, squares = operands(x, weight)
     rows, hidden = a.shape
@@ -85,6 +89,7 @@ def gate_up_small(
     if launch.splits != 1:
         raise ValueError(f"gate and up are not split over K, but splits is {launch.splits}")
     out = torch.empty((rows, inner), dtype=a.dtype, device=a.device)
+    following, lines = to_fetch(ahead, a.device)
     _gate_up[(triton.cdiv(inner, launch.block_n),)](
         a,
         a.stride(0),
@@ -94,6 +99,7 @@ def gate_up_small(
         weight.stride(0),
         bias,
         out,
+        following,
         rows,
         eps,
         K=hidden,
@@ -104,6 +110,7 @@ def gate_up_small(
         BLOCK_K=launch.block_k,
         BLOCKS=triton.cdiv(hidden, launch.block_k),
         STAGES=launch.num_stages,
+        LINES=lines,
         PREFETCH=launch.prefetch,
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
@@ -142,6 +149,7 @@ def _gate_up(
     weight_stride,
     bias,
     out,
+    following,
     n,
     eps,
     K: tl.constexpr,
@@ -152,6 +160,7 @@ def _gate_up(
     BLOCK_K: tl.constexpr,
     BLOCKS: tl.constexpr,
     STAGES: tl.constexpr,
+    LINES: tl.constexpr,
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -180,6 +189,7 @@ def _gate_up(
             u = tl.load(up_weight + at + k[None, :], mask=column_in & k_in, other=0)
         gate = tl.dot(a, tl.trans(g), gate, input_precision="ieee")
         up = tl.dot(a, tl.trans(u), up, input_precision="ieee")
+    fetch_ahead(following, LINES)
     release_next(PDL)
     if squares is not None:
         divided = root(squares, squares_stride, row, n, eps, K, PARTS)[:, None]

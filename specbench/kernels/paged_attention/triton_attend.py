@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from specbench.kernels.launch import release_next, wait_for_previous
+from specbench.kernels.launch import fetch_ahead, release_next, wait_for_previous
 from specbench.kernels.paged_attention.triton_rows import (
     EXACT,
     LOGIT,
@@ -183,6 +183,7 @@ def attend_kernel(
     partial_ptr,
     partial_lse_ptr,
     arrived_ptr,
+    following,
     scale,
     requests,
     q_stride,
@@ -215,6 +216,7 @@ def attend_kernel(
     MERGE_M: tl.constexpr,
     MERGE_S: tl.constexpr,
     FUSED: tl.constexpr,
+    LINES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """An equal share of the batch's key tiles, job after job.
@@ -285,6 +287,7 @@ def attend_kernel(
             BLOCK_C,
         )
         if unit + last - first == stop:
+            fetch_ahead(following, LINES)
             release_next(PDL)
         parts = (begin + count - 1) // share - begin // share + 1
         if parts == 1:

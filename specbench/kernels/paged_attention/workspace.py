@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from specbench.kernels.launch import dependent, multiprocessors
+from specbench.kernels.launch import dependent, multiprocessors, to_fetch
 from specbench.kernels.paged_attention.collecting import Collecting, prepare
 from specbench.kernels.paged_attention.launch import (
     Launch,
@@ -119,6 +119,7 @@ class PagedAttention:
         ranked: Tensor | None = None,
         scores: Tensor | None = None,
         norm: Tensor | None = None,
+        ahead: Tensor | None = None,
     ) -> Tensor:
         """Attention of each request's last rows over its paged KV, as the reference has it.
 
@@ -141,6 +142,8 @@ class PagedAttention:
             float32 `[R, c, H]`, for `one_pass` weights of c collected rows (2, 1 or Q): their
             normalisers, finite; replaced by this call's log-sum-exp. A single row of a request
             is both its first and its last.
+        ahead : Tensor, optional
+            A weight that is read soon; see `to_fetch`.
 
         Returns
         -------
@@ -187,6 +190,7 @@ class PagedAttention:
             "num_warps": launch.warps,
             **dependent(True, q.device),
         }
+        following, lines = to_fetch(ahead, q.device)
         attend_kernel[(self.programs,)](
             q,
             k_cache,
@@ -205,6 +209,7 @@ class PagedAttention:
             self.partial,
             self.partial_lse,
             self.arrived,
+            following,
             scale,
             rows,
             q.stride(),
@@ -225,6 +230,7 @@ class PagedAttention:
             SLOTS=slots,
             BLOCK_C=max(16, power_of_2(slots)) if kept.normed else 16,
             FUSED=self.fused,
+            LINES=lines,
             num_stages=launch.stages,
             **both,
         )

@@ -8,10 +8,12 @@ from torch import Tensor
 from specbench.kernels.launch import (
     Scratch,
     dependent,
+    fetch_ahead,
     last_to_arrive,
     multiprocessors,
     release_next,
     row_tile,
+    to_fetch,
     wait_for_previous,
 )
 from specbench.kernels.linear.device import (
@@ -57,6 +59,7 @@ def project_rope_write_kv(
     eps: float,
     launch: LinearLaunch | None = None,
     scratch: Scratch | None = None,
+    ahead: Tensor | None = None,
 ) -> Tensor:
     """As `reference.project_rope_write_kv`, for at most 64 rows.
 
@@ -66,6 +69,8 @@ def project_rope_write_kv(
         Instead of the table's; `block_n` is the head's width rounded up to a power of two.
     scratch : Scratch, optional
         Reused; without it the call allocates and clears its own.
+    ahead : Tensor, optional
+        A weight that is read soon; see `to_fetch`.
 
     Returns
     -------
@@ -88,6 +93,7 @@ def project_rope_write_kv(
         scratch = Scratch.make(a.device, floats, tiles)
     scratch.check(floats, tiles)
     q = torch.empty((rows, heads, dim), dtype=a.dtype, device=a.device)
+    following, lines = to_fetch(ahead, a.device)
     _project_rope_write_kv[(all_heads, splits)](
         a,
         a.stride(0),
@@ -108,6 +114,7 @@ def project_rope_write_kv(
         *v_cache.stride(),
         scratch.partial,
         scratch.counters,
+        following,
         rows,
         eps,
         K=hidden,
@@ -122,6 +129,7 @@ def project_rope_write_kv(
         EACH=each,
         SPLITS=splits,
         STAGES=launch.num_stages,
+        LINES=lines,
         PREFETCH=launch.prefetch,
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
@@ -156,6 +164,7 @@ def _project_rope_write_kv(
     v_dim,
     partial,
     counters,
+    following,
     n,
     eps,
     K: tl.constexpr,
@@ -170,6 +179,7 @@ def _project_rope_write_kv(
     EACH: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    LINES: tl.constexpr,
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -184,6 +194,7 @@ def _project_rope_write_kv(
     total = project(
         x, x_stride, weight, weight_stride, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
     )
+    fetch_ahead(following, LINES)
     release_next(PDL)
     # through scratch even without splits: the rotation needs elements of other threads
     store_part(partial, total, head, split, HEADS)

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from specbench.kernels.launch import prefetch
+
 
 @triton.jit
 def list_slots(selected, tail, entry, listed, last, UNIT: tl.constexpr):
@@ -16,6 +18,34 @@ def list_slots(selected, tail, entry, listed, last, UNIT: tl.constexpr):
         slot = tl.where(run >= 0, run * UNIT + entry % UNIT, -1)
     tail_slot = tl.load(tail + (entry - listed), mask=in_tail, other=-1).to(tl.int64)
     return tl.where(entry < listed, slot, tail_slot)
+
+
+@triton.jit
+def fetch_selected(
+    k_cache,
+    v_cache,
+    selected,
+    shift,
+    first,
+    last,
+    kv_page,
+    kv_token,
+    PAGE: tl.constexpr,
+    UNIT: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Fetch keys and values of the selected entries from `first` to `last` into L2."""
+    LINE: tl.constexpr = 128 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)
+    for start in range(first, last, TILE):
+        entry = start + tl.arange(0, TILE)
+        run = tl.load(selected + entry // UNIT, mask=entry < last, other=-1).to(tl.int64)
+        # in place of none, page 0, which belongs to nobody
+        slot = tl.where(run >= 0, run * UNIT + entry % UNIT, 0)
+        place = slot // PAGE * kv_page + slot % PAGE * kv_token + shift
+        for line in tl.static_range((DIM + LINE - 1) // LINE):
+            prefetch(k_cache + (place + line * LINE))
+            prefetch(v_cache + (place + line * LINE))
 
 
 @triton.jit

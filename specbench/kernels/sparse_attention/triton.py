@@ -7,8 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.kernels.launch import dependent, release_next, wait_for_previous
-from specbench.kernels.sparse_attention.device import list_slots, merge_splits
+from specbench.kernels.launch import (
+    dependent,
+    fetch_ahead,
+    release_next,
+    to_fetch,
+    wait_for_previous,
+)
+from specbench.kernels.sparse_attention.device import fetch_selected, list_slots, merge_splits
 from specbench.kernels.sparse_attention.workspace import SparseAttentionWorkspace
 
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -27,6 +33,8 @@ def sparse_attention(
     counts: Tensor | None = None,
     workspace: SparseAttentionWorkspace | None = None,
     out: Tensor | None = None,
+    settled: bool = False,
+    ahead: Tensor | None = None,
 ) -> Tensor:
     """Attention over the union of two lists of slots, in one launch.
 
@@ -59,6 +67,11 @@ def sparse_attention(
         By default one is made for this call.
     out : Tensor, optional
         `[R, 1, H, D]`, contiguous.
+    settled : bool
+        No kernel of the last two before this one wrote `selected`, `counts` or the entries that
+        they name: these may then be fetched into L2 while the kernel before ends.
+    ahead : Tensor, optional
+        A weight that is read soon; see `to_fetch`.
 
     Returns
     -------
@@ -105,6 +118,7 @@ def sparse_attention(
     dim_width = max(16, triton.next_power_of_2(dim))
     split_width = triton.next_power_of_2(splits)
     page, token, head, feature = k_cache.stride()
+    following, lines = to_fetch(ahead, q.device)
     _sparse_attention[(requests * splits * kv_heads,)](
         q,
         k_cache,
@@ -117,6 +131,7 @@ def sparse_attention(
         workspace.partial,
         workspace.sums,
         workspace.arrivals,
+        following,
         scale * math.log2(math.e),
         splits,
         width,
@@ -143,6 +158,8 @@ def sparse_attention(
         FLAT=page == page_size * token,
         TILE=workspace.launch.tile,
         STAGES=workspace.launch.stages,
+        LINES=lines,
+        SETTLED=settled,
         ROWS=max(16, group_width),
         DIM_WIDTH=dim_width,
         GROUP_WIDTH=group_width,
@@ -192,6 +209,7 @@ def _sparse_attention(
     partial,
     sums,
     arrivals,
+    following,
     scale,
     splits,
     selected_width,
@@ -219,6 +237,8 @@ def _sparse_attention(
     FLAT: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
+    LINES: tl.constexpr,
+    SETTLED: tl.constexpr,
     ROWS: tl.constexpr,
     DIM_WIDTH: tl.constexpr,
     GROUP_WIDTH: tl.constexpr,
@@ -230,8 +250,8 @@ def _sparse_attention(
     head = tl.program_id(0) % KV_HEADS
     split = tl.program_id(0) // KV_HEADS % splits
     request = (tl.program_id(0) // KV_HEADS // splits).to(tl.int64)
-    wait_for_previous(PDL)
-
+    if PDL and not SETTLED:
+        wait_for_previous(PDL)
     listed = selected_width
     if counts is not None:
         count = tl.load(counts + request * counts_request + head * counts_set)
@@ -239,6 +259,24 @@ def _sparse_attention(
     entries = listed + tail_width
     # the other splits of a short list have nothing to do, and nobody waits for them
     working = tl.maximum(tl.minimum(tl.cdiv(entries, TILE), splits), 1)
+    first = split * entries // working
+    last = (split + 1) * entries // working
+    if PDL and SETTLED:
+        fetch_selected(
+            k_cache,
+            v_cache,
+            selected + request * selected_request + head * selected_set,
+            head.to(tl.int64) * kv_head,
+            first,
+            tl.minimum(last, listed),
+            kv_page,
+            kv_token,
+            PAGE,
+            UNIT,
+            DIM,
+            TILE,
+        )
+        wait_for_previous(PDL)
     if split < working:
         row = tl.arange(0, ROWS)
         dim = tl.arange(0, DIM_WIDTH)
@@ -255,8 +293,6 @@ def _sparse_attention(
         best = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, DIM_WIDTH], tl.float32)
-        first = split * entries // working
-        last = (split + 1) * entries // working
         for start in tl.range(first, last, TILE, num_stages=STAGES):
             entry = start + tl.arange(0, TILE)
             slot = list_slots(own_selected, own_tail, entry, listed, last, UNIT)
@@ -287,6 +323,7 @@ def _sparse_attention(
             acc = tl.dot(weights, values, acc * decay[:, None], input_precision="ieee")
             best = higher
 
+        fetch_ahead(following, LINES)
         release_next(PDL)
         group = request * KV_HEADS + head
         if SPLIT_WIDTH == 1:
