@@ -23,7 +23,7 @@ Queries = Literal["first+last", "last", "all"]
 Share = Literal["head", "layer"]
 Collecting = Literal["cheap", "full"]
 Positions = Literal["absolute", "cache-relative"]
-Normaliser = Literal["exact", "previous"]
+Normaliser = Literal["exact", "draft", "previous"]
 AttentionBackend = Literal["auto", "triton", "flash-attn", "sdpa"]
 Goal = Literal["throughput", "tpot"]
 Host = Literal["engine", "vllm"]
@@ -136,8 +136,8 @@ class RunConfig(BaseModel):
     share: Share | None = Field(None, description="One set a KV head, or one a layer.")
     normaliser: Normaliser | None = Field(
         None,
-        description="What Vegas's weights are divided by: their own sum, or that of the "
-        "verification before, which saves a second pass.",
+        description="What Vegas's weights are divided by: their own sum, or, which saves a second "
+        "pass, that of the same tokens' draft steps or of the verification before.",
     )
     sinks: NonNegativeInt | None = Field(None, description="First tokens always kept.")
     window: NonNegativeInt | None = Field(

@@ -3,7 +3,9 @@
 import gc
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +185,7 @@ class EngineBackend(Backend):
                 engine.admit(row, request.index, request.token_ids, request.max_new_tokens)
             # the first sets come from the prompt, those of a verification are what is measured
             engine.step()
-            return probe(engine)
+            return replace(probe(engine), copy_bytes_per_s=_copy_bandwidth())
         finally:
             engine.release_all()
 
@@ -199,6 +201,22 @@ class EngineBackend(Backend):
     def peak_memory(self) -> int | None:
         """Since `reset_peak`."""
         return self._peak.read()
+
+
+def _copy_bandwidth() -> float | None:
+    """The device's, by what it has free; None where that is too little to outgrow its cache."""
+    import torch
+
+    from specbench.bench.kernels.timing import copy_bandwidth
+
+    torch.cuda.empty_cache()
+    nbytes = min(2**30, torch.cuda.mem_get_info()[0] // 4)
+    if nbytes < 2**28:
+        return None
+    found = median(copy_bandwidth(nbytes, repeats=3))
+    # what the copies held is not the engine's
+    torch.cuda.empty_cache()
+    return found
 
 
 class Backends:

@@ -203,6 +203,9 @@ def to_overhead(entry: Pass, found: "Probe") -> OverheadRecord:
         sampling_ms=1e3 * phases["sampling"],
         other_ms=1e3 * rest,
         selection_trace_ms=1e3 * found.selection_in_trace,
+        draft_bytes=found.traffic.draft if found.traffic else None,
+        iteration_bytes=found.traffic.iteration if found.traffic else None,
+        copy_gb_per_s=1e-9 * found.copy_bytes_per_s if found.copy_bytes_per_s else None,
     )
 
 

@@ -181,22 +181,33 @@ class SparseAttention:
     slots : Tensor
         int64 `[R, 1]`, where the token's KV goes; -1 for a row that does not draft.
     scale : float
+    lse : Tensor, optional
+        `[layers, R, H]`, where the log-sum-exps of a token's logits are left.
     """
 
     def __init__(
-        self, cache: KVCache, selected: Tensor, tail: Tensor, slots: Tensor, scale: float
+        self,
+        cache: KVCache,
+        selected: Tensor,
+        tail: Tensor,
+        slots: Tensor,
+        scale: float,
+        lse: Tensor | None = None,
     ) -> None:
         self.cache = cache
         self.selected = selected
         self.tail = tail
         self.slots = slots
         self.scale = scale
+        self.lse = lse
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.layer(layer)
         write_kv(keys, k, self.slots)
         write_kv(values, v, self.slots)
-        return sparse_attention(q, keys, values, self.selected[layer], self.tail, self.scale)
+        lists = self.selected[layer], self.tail
+        lse = None if self.lse is None else self.lse[layer]
+        return sparse_attention(q, keys, values, *lists, self.scale, lse=lse)
 
 
 class CachedAttention(ABC):

@@ -14,6 +14,7 @@ from specbench.engine.engine import Engine
 from specbench.engine.graph import capture
 from specbench.engine.iteration import iterate
 from specbench.engine.trace import Kernel, Split, split
+from specbench.engine.traffic import Traffic, traffic
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class Probe:
         The same without what the method does to choose: no scores collected, the sets as they were.
     split, frozen_split : Split
         A trace of one replay of each.
+    traffic : Traffic, optional
+        The bytes of the iteration.
+    copy_bytes_per_s : float, optional
+        Bytes that a copy on the device reads and writes a second.
     """
 
     iterations: int
@@ -45,6 +50,8 @@ class Probe:
     frozen: float
     split: Split
     frozen_split: Split
+    traffic: Traffic | None = None
+    copy_bytes_per_s: float | None = None
 
     @property
     def selection(self) -> float:
@@ -81,6 +88,7 @@ def probe(engine: Engine, turns: int = 5) -> Probe:
             "iterations of a full batch: raise --max-new-tokens"
         )
     replays = min(_REPLAYS, most)
+    moved = traffic(engine)
     names = "tokens", "lengths", "remaining", "active"
     state = {name: getattr(batch, name).clone() for name in names}
 
@@ -105,7 +113,7 @@ def probe(engine: Engine, turns: int = 5) -> Probe:
             split_frozen = _traced(engine)
         restore()
     plain_s, frozen_s = (median(times[is_frozen]) for is_frozen in (False, True))
-    return Probe(turns * replays, plain_s, frozen_s, split_plain, split_frozen)
+    return Probe(turns * replays, plain_s, frozen_s, split_plain, split_frozen, moved)
 
 
 @contextmanager

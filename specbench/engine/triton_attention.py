@@ -63,6 +63,7 @@ class TritonAttention:
                 attention.tail,
                 attention.scale,
                 workspace=self._sparse_workspace(q),
+                lse=None if attention.lse is None else attention.lse[layer],
                 settled=True,
                 ahead=ahead,
             )

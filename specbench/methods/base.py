@@ -198,9 +198,12 @@ class EngineMethod(Method):
     capturable : bool
         Whether `draft`, `collector` and `observe` can be captured in a CUDA graph: tensors of fixed
         shape and place, no decision of the host.
+    drafts_with_target : bool
+        Whether a draft step is a forward of the target that reads `entries_read` in every layer.
     """
 
     capturable: ClassVar[bool] = True
+    drafts_with_target: ClassVar[bool] = False
 
     @property
     def nodes(self) -> int:

@@ -52,7 +52,9 @@ def draft_chain(
     return Draft(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
 
 
-def draft_sparsely(engine: Engine, gamma: int, selected: Tensor, reach: Tensor) -> Draft:
+def draft_sparsely(
+    engine: Engine, gamma: int, selected: Tensor, reach: Tensor, lse: Tensor | None = None
+) -> Draft:
     """Gamma tokens for every row, each reading selected entries and a tail that ends in itself.
 
     Parameters
@@ -65,6 +67,8 @@ def draft_sparsely(engine: Engine, gamma: int, selected: Tensor, reach: Tensor) 
     reach : Tensor
         int64 `[R, T]`, the positions behind the selected ones: a step reads those up to that of
         the token it is fed. Besides, ``gamma * R * T`` slots are held.
+    lse : Tensor, optional
+        `[layers, R, gamma, H]`, where the log-sum-exps of each step's logits are left.
     """
     batch = engine.batch
     steps, position = torch.arange(gamma, device=reach.device), batch.lengths[:, None]
@@ -74,7 +78,8 @@ def draft_sparsely(engine: Engine, gamma: int, selected: Tensor, reach: Tensor) 
     tails = torch.where(read, slots_of(batch.block_table, reach), -1)
 
     def attention(_position: Tensor, _drafting: Tensor, step: int) -> SparseAttention:
-        return SparseAttention(engine.cache, selected, tails[step], own[step], engine.scale)
+        left = None if lse is None else lse[:, :, step]
+        return SparseAttention(engine.cache, selected, tails[step], own[step], engine.scale, left)
 
     return draft_chain(engine, gamma, attention)
 

@@ -33,16 +33,18 @@ class VegasParameters(Parameters):
     share: Share = Field("head", description="One set a KV head, or one a layer.")
     normaliser: Normaliser = Field(
         "exact",
-        description="Divide weights by their own sum, or by that of the verification before.",
+        description="Divide weights by their own sum, or by one that is known before the pass: of "
+        "the same tokens' draft steps, or of the verification before.",
     )
     sinks: int = Field(0, ge=0, description="First tokens that are always kept.")
     window: int = Field(0, ge=0, description="Last ranked tokens that are always kept.")
 
     @model_validator(mode="after")
     def _only_weights_are_divided(self) -> Self:
-        if self.normaliser == "previous" and self.score != "weight":
+        if self.normaliser != "exact" and self.score != "weight":
             raise ValueError(
-                f"normaliser previous is of the score weight; {self.score} has none: leave it out"
+                f"normaliser {self.normaliser} is of the score weight; {self.score} has none: "
+                "leave it out"
             )
         return self
 
@@ -73,6 +75,7 @@ class Vegas(EngineMethod):
     paper = "arXiv 2602.07223"
     parameters_type = VegasParameters
     tunable = TUNABLE
+    drafts_with_target = True
     parameters: VegasParameters
 
     @property
@@ -95,7 +98,7 @@ class Vegas(EngineMethod):
         # int64 slots, as torch makes them; then best values, indices, masked indices and the slots'
         # parts
         chosen = 8 + 4 + 7 * 8
-        norms = model.num_layers * rows * self._voters() * model.num_heads * 4
+        norms = model.num_layers * rows * (self._voters() + p.gamma) * model.num_heads * 4
         return model.num_layers * rows * sets * (entry * max_len + chosen * width) + norms
 
     def bind(self, engine: "Engine") -> None:
@@ -109,10 +112,13 @@ class Vegas(EngineMethod):
         self.selected = torch.full(
             (*shape, self.width), -1, dtype=torch.int32, device=engine.device
         )
-        self.norm = None
-        if p.normaliser == "previous":
+        self.norm = self.lse = None
+        if p.normaliser != "exact":
             norms = config.num_layers, engine.batch.rows, self._voters(), config.num_heads
             self.norm = torch.zeros(norms, dtype=self.scores.dtype, device=engine.device)
+        if p.normaliser == "draft":
+            steps = config.num_layers, engine.batch.rows, self.gamma, config.num_heads
+            self.lse = torch.zeros(steps, dtype=self.scores.dtype, device=engine.device)
         self.ranked = torch.zeros(engine.batch.rows, dtype=torch.int64, device=engine.device)
 
     def draft(self, batch: Batch) -> Draft | None:
@@ -122,7 +128,26 @@ class Vegas(EngineMethod):
         # behind the ranked prefix: what the last verification committed, and the drafts
         behind = torch.arange(2 * self.gamma + 1, device=self.ranked.device)
         reach = self.ranked[:, None] + behind
-        return draft_sparsely(self.engine, self.gamma, self.selected, reach)
+        draft = draft_sparsely(self.engine, self.gamma, self.selected, reach, self.lse)
+        if self.lse is not None:
+            self._normalise(batch, self.lse)
+        return draft
+
+    def _normalise(self, batch: Batch, lse: Tensor) -> None:
+        """Take for each verify row that votes the sum of its token's draft step.
+
+        The last row's token was not fed to a draft step: the one before it stands in.
+        """
+        assert self.norm is not None
+        last = (batch.allowed(self.gamma) - 1).clamp(min=0)[:, None]
+        row = torch.arange(self._voters(), device=lse.device)
+        if self.parameters.queries == "first+last":
+            row = row * last
+        elif self.parameters.queries == "last":
+            row = row + last
+        step = torch.minimum(row, last)[None, :, :, None].expand_as(self.norm)
+        # a row that did not draft had nothing to read
+        self.norm.copy_(lse.gather(2, step).nan_to_num(neginf=0.0))
 
     def collector(self, batch: Batch) -> ScoreCollector | None:
         """Scores of the prefix up to the verification's first row."""

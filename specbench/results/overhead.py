@@ -7,6 +7,7 @@ from specbench.results.metrics import Metric, Row, Table
 
 PARTS = ("draft", "verify", "selection", "sampling", "other")
 TIMERS, TRACE = "timers (CPU)", "profiler trace"
+PAPER_AL = 6.24  # Yue et al., arXiv 2602.07223: Qwen3-8B, gamma 6
 
 
 class TimeSplit(Metric):
@@ -15,7 +16,10 @@ class TimeSplit(Metric):
     From a profiler trace where one is on record, else from timers on the CPU, else unknown.
     `selection_trace_ms` is selection measured a second way, `selection_agreement` the difference
     of the two and `split_sum_error` that of the parts' sum, both as shares of the iteration.
-    `break_even_al` is the iteration over the autoregressive one: the AL below which drafting loses.
+    `break_even_al` is the iteration over the autoregressive one: the AL below which drafting loses;
+    `modelled_speedup` is the speed-up that this makes of the AL in Vegas's paper, whatever the AL
+    was. `draft_roofline` and `iteration_roofline` are device time over the time in which a copy
+    moves as many bytes: weights, and KV read and written.
     """
 
     table: ClassVar[Table] = "overhead"
@@ -28,6 +32,12 @@ class TimeSplit(Metric):
         "selection_agreement",
         "split_sum_error",
         "break_even_al",
+        "modelled_speedup",
+        "draft_bytes",
+        "iteration_bytes",
+        "copy_gb_per_s",
+        "draft_roofline",
+        "iteration_roofline",
         "overhead_source",
     )
 
@@ -37,7 +47,8 @@ class TimeSplit(Metric):
         if count:
             row |= {"iterations": round(count, 3), "iteration_ms": 1e3 * total / count}
         if count and cell.speculative:
-            row["break_even_al"] = self._break_even(total / count, group)
+            row["break_even_al"] = paying = self._break_even(total / count, group)
+            row["modelled_speedup"] = PAPER_AL / paying if paying else None
         if cell.overhead is not None:
             return row | _traced(cell)
         if count and split is not None:
@@ -71,6 +82,13 @@ def _traced(cell: Cell) -> Row:
     if record.selection_trace_ms is not None:
         difference = abs(record.selection_ms - record.selection_trace_ms)
         row["selection_agreement"] = difference / record.iteration_ms
+    row |= {"draft_bytes": record.draft_bytes, "iteration_bytes": record.iteration_bytes}
+    row["copy_gb_per_s"] = record.copy_gb_per_s
+    if record.copy_gb_per_s:
+        for part in ("draft", "iteration"):
+            moved = getattr(record, f"{part}_bytes")
+            spent = getattr(record, f"{part}_ms") * 1e-3
+            row[f"{part}_roofline"] = spent * record.copy_gb_per_s * 1e9 / moved if moved else None
     return row
 
 

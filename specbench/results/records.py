@@ -199,6 +199,9 @@ class OverheadRecord(Record):
     sampling_ms: Real
     other_ms: Real = Field(description="gaps between kernels, measured")
     selection_trace_ms: Real | None = Field(description="by the trace; null where not taken")
+    draft_bytes: Whole | None = Field(None, description="weights and KV that the drafts move")
+    iteration_bytes: Whole | None = Field(None, description="the same of the whole iteration")
+    copy_gb_per_s: Real | None = Field(None, description="read and written by a device copy")
 
 
 class RefusedDataset(Record):

@@ -64,7 +64,7 @@ def any_vegas(data: st.DataObject) -> EngineMethod:
         min_tokens=data.draw(st.integers(3, 9), label="min_tokens"),
         score=score,
         normaliser=data.draw(
-            st.sampled_from(["exact", "previous"] if score == "weight" else ["exact"]),
+            st.sampled_from(["exact", "draft", "previous"] if score == "weight" else ["exact"]),
             label="normaliser",
         ),
         queries=data.draw(st.sampled_from(["first+last", "last", "all"]), label="queries"),

@@ -36,6 +36,7 @@ METHODS: dict[str, Callable[[], EngineMethod]] = {
     "autoregressive": autoregressive,
     "vegas": vegas,
     "vegas, normalised by the last": lambda: vegas(normaliser="previous"),
+    "vegas, normalised by its drafts": lambda: vegas(normaliser="draft"),
     "lookup": lookup,
     "stream": lambda: magicdec("stream"),
     "snapkv": lambda: magicdec("snapkv"),

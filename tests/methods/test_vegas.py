@@ -103,6 +103,33 @@ def test_weights_under_the_normaliser_of_the_verification_before(queries: str) -
     assert not torch.equal(own[:, 1, :, :61], divided[:, 1, :, :61])
 
 
+@pytest.mark.parametrize(("left", "drafted"), [(30, 3), (4, 2), (2, 0)])
+def test_weights_under_the_normaliser_of_the_draft_steps(left: int, drafted: int) -> None:
+    """Drafts that read everything see what the verification sees: its sums are known before it."""
+    engine = Engine(tiny_model(2), rows=2, max_len=120)
+    method = vegas(normaliser="draft", gamma=3, kept_ratio=1.0)
+    engine.use(method, GREEDY)
+    engine.admit(1, 0, prompts(2, [60])[0], left)
+    known: list[torch.Tensor] = []
+    draft = method.draft
+
+    def watched(batch: object) -> object:
+        proposal = draft(engine.batch)
+        assert method.norm is not None
+        known.append(method.norm[:, 1].clone())
+        return proposal
+
+    method.draft = watched  # type: ignore[assignment, method-assign]
+    engine.step()
+    assert method.norm is not None
+    assert method.lse is not None
+    assert known[0].isfinite().all()
+    if drafted:
+        torch.testing.assert_close(known[0][:, 0], method.norm[:, 1, 0])
+        # the nearest step to the last row
+        assert torch.equal(known[0][:, 1], method.lse[:, 1, drafted - 1])
+
+
 def test_one_set_a_layer_is_the_best_of_all_heads() -> None:
     engine = Engine(tiny_model(3), rows=1, max_len=90)
     method = vegas(share="layer", kept_ratio=0.2, min_tokens=2)

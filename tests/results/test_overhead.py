@@ -28,6 +28,9 @@ LISTED = (
     "selection_percent",
     "selection_trace_ms",
     "break_even_al",
+    "modelled_speedup",
+    "draft_roofline",
+    "iteration_roofline",
 )
 
 
@@ -75,6 +78,19 @@ def test_a_trace_gives_the_split_and_its_cross_check() -> None:
     assert row["overhead_source"] == "profiler trace"
     # the wall time of the user's loop decides what pays, not the trace
     assert row["break_even_al"] == pytest.approx(2)
+
+
+def test_device_time_is_held_against_what_a_copy_takes() -> None:
+    moved = {"draft_bytes": 20_000_000_000, "iteration_bytes": 32_000_000_000}
+    row = rows(traced("vegas", **moved, copy_gb_per_s=4000.0))["vegas"]
+    assert row["draft_roofline"] == pytest.approx(6e-3 / (20e9 / 4e12))
+    assert row["iteration_roofline"] == pytest.approx(10e-3 / (32e9 / 4e12))
+    # 100 ms without drafts, 200 with them
+    assert row["modelled_speedup"] == pytest.approx(6.24 / 2)
+    for unknown in (traced("vegas"), traced("vegas", copy_gb_per_s=4000.0)):
+        row = rows(unknown)["vegas"]
+        assert row["draft_roofline"] is None or "draft_roofline" not in row
+        assert row["modelled_speedup"] == pytest.approx(6.24 / 2)
 
 
 def test_parts_that_miss_the_iteration_show() -> None:

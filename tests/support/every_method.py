@@ -32,6 +32,7 @@ SPARSE: dict[str, Factory] = {
     "vegas": vegas,
     "vegas, logits": lambda: vegas(score="logit", share="layer"),
     "vegas, previous": lambda: vegas(normaliser="previous", sinks=1, window=1),
+    "vegas, normalised by its drafts": lambda: vegas(normaliser="draft"),
     "magicdec-stream": lambda: magicdec("stream"),
     "magicdec-stream, relative": lambda: magicdec("stream", positions="cache-relative"),
     "magicdec-snapkv": lambda: magicdec("snapkv"),

@@ -13,6 +13,7 @@ def sparse_attention(
     scale: float,
     unit: int = 1,
     tail_caches: tuple[Tensor, Tensor] | None = None,
+    lse: Tensor | None = None,
 ) -> Tensor:
     """Attention over the union of two lists of slots.
 
@@ -34,6 +35,8 @@ def sparse_attention(
     tail_caches : pair of Tensor, optional
         Keys and values `[pages, page_size, Hkv, D]` that the tail's slots are of, with a page size
         of their own; by default the tail is in the same caches.
+    lse : Tensor, optional
+        `[R, H]`, written: natural log-sum-exp of the scaled logits; -inf where the lists are empty.
 
     Returns
     -------
@@ -57,6 +60,8 @@ def sparse_attention(
     query = q.view(requests, kv_heads, heads // kv_heads, dim).to(compute)
     logits = torch.matmul(query, keys.transpose(-1, -2)) * scale
     logits = logits.masked_fill(~present.unsqueeze(2), -torch.inf)
+    if lse is not None:
+        lse.copy_(logits.logsumexp(-1).flatten(1))
     weights = torch.softmax(logits, dim=-1)
     # a row without entries has no softmax
     weights = weights.masked_fill(~present.any(-1)[:, :, None, None], 0)

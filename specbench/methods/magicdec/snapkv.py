@@ -51,6 +51,7 @@ class SnapKV(MagicDec):
 
     summary = "self-speculation; drafts read what the prompt's last queries attended to"
     parameters_type = SnapKVParameters
+    drafts_with_target = True
     parameters: SnapKVParameters
 
     @property

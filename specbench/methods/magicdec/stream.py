@@ -44,6 +44,7 @@ class Stream(MagicDec):
 
     summary = "self-speculation; drafts read the first tokens and a recent window"
     parameters_type = StreamParameters
+    drafts_with_target = True
     parameters: StreamParameters
 
     def memory_bytes(

@@ -28,6 +28,7 @@ class SelfDraft(SpecExtend):
     summary = "self-speculation; drafts read the chunks that the target's last layer attends to"
     parameters_type = SelfDraftParameters
     tunable = TUNABLE
+    drafts_with_target = True
     parameters: SelfDraftParameters
 
     @property
