@@ -2,6 +2,7 @@
 
     python scripts/prompt_lists.py make MODEL DATA OUT       candidates of `measure` and `heldout`
     python scripts/prompt_lists.py freeze CANDIDATES RUN OUT  what the screening run RUN leaves
+    python scripts/prompt_lists.py long MODEL OUT            four of code, of about 100,000 tokens
 
 MODEL gives the tokenizer, DATA is a folder with govreport.jsonl. Code comes from installed
 packages, whose versions constraints.txt pins. Screening drops what the paired baseline ends early
@@ -53,21 +54,23 @@ def sources(package: str, version: str) -> Iterator[tuple[str, str]]:
                 yield str(file), text
 
 
-def code_prompts(split: str, length: Any) -> Iterator[dict[str, Any]]:
+def code_prompts(
+    split: str, length: Any, shortest: int = SHORTEST, longest: int = LONGEST
+) -> Iterator[dict[str, Any]]:
     """Modules put together until they fill a prompt; each stands in one prompt only."""
     for package, version in PACKAGES[split].items():
         held: list[tuple[str, str]] = []
         for name, text in sources(package, version):
             held.append((name, text))
             tokens = sum(length(part) for _, part in held)
-            if tokens > LONGEST:
+            if tokens > longest:
                 # too long by its last module: that one begins the next prompt, or is left out
                 last = held.pop()
                 tokens -= length(last[1])
-                if tokens >= SHORTEST:
+                if tokens >= shortest:
                     yield chat(f"code-{package}-{held[0][0]}", DOCUMENT + listing(held))
                     held = []
-                held = [last] if length(last[1]) <= LONGEST else held
+                held = [last] if length(last[1]) <= longest else held
 
 
 def listing(modules: list[tuple[str, str]]) -> str:
@@ -105,13 +108,7 @@ def chat(name: str, content: str) -> dict[str, Any]:
 
 def make(model: str, data: str, out: str) -> None:
     """Write OUT/measure.jsonl and OUT/heldout.jsonl, shuffled, code and text mixed."""
-    tokenizer = load_tokenizer(model)
-    if tokenizer is None:
-        raise SystemExit(f"{model} has no tokenizer")
-
-    def length(text: str) -> int:
-        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
+    length = measure_of(model)
     lines = (Path(data) / "govreport.jsonl").read_text(encoding="utf-8").splitlines()
     reports = [json.loads(line) for line in lines]
     Path(out).mkdir(parents=True, exist_ok=True)
@@ -125,6 +122,20 @@ def make(model: str, data: str, out: str) -> None:
         draw.shuffle(rows)
         write(Path(out) / f"{split}.jsonl", rows)
         print(split, len(code), "code,", len(text), "text:", len(rows), "candidates")
+
+
+def long(model: str, out: str) -> None:
+    """Write four prompts of 85,000 to 99,000 tokens: no screening, one batch."""
+    found = code_prompts("measure", measure_of(model), 85_000, 99_000)
+    write(Path(out), list(itertools.islice(found, 4)))
+
+
+def measure_of(model: str) -> Any:
+    """What counts the tokens of a text."""
+    tokenizer = load_tokenizer(model)
+    if tokenizer is None:
+        raise SystemExit(f"{model} has no tokenizer")
+    return lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def freeze(candidates: str, run: str, out: str) -> None:
@@ -158,4 +169,4 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    {"make": make, "freeze": freeze}[sys.argv[1]](*sys.argv[2:])
+    {"make": make, "freeze": freeze, "long": long}[sys.argv[1]](*sys.argv[2:])
