@@ -10,6 +10,7 @@ from torch import Tensor
 from specbench.config import AttentionBackend
 from specbench.engine.batch import Batch
 from specbench.engine.chunk import Chunk, finish_greedy, make_chunk
+from specbench.engine.draft_steps import DraftSteps, draft_steps
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.sampling import Sampling, argmax, invalid, probabilities
@@ -81,6 +82,10 @@ class Compute(ABC):
     def make_chunk(self, batch: Batch, draft: Draft | None, gamma: int, max_len: int) -> Chunk:
         """What a verification reads; see `chunk.make_chunk`."""
         return make_chunk(batch, draft, gamma, max_len)
+
+    def draft_steps(self, batch: Batch, gamma: int, reach: Tensor, max_len: int) -> DraftSteps:
+        """What the steps of a chain of drafts read; see `draft_steps.draft_steps`."""
+        return draft_steps(batch, gamma, reach, max_len)
 
     def finish_greedy(self, batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tensor:
         """Accept and commit at temperature 0; see `chunk.finish_greedy`."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specbench.engine.batch import Batch
 from specbench.engine.chunk import Chunk
+from specbench.engine.draft_steps import DraftSteps
 from specbench.engine.forward import CachedAttention, FullAttention, SparseAttention
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Layer, Transformer
@@ -18,7 +19,7 @@ from specbench.engine.triton_drafting import TritonDrafting
 from specbench.kernels.flash_attention import Peer
 from specbench.kernels.head.sample import probabilities as sampled_probabilities
 from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
-from specbench.kernels.iteration.triton import finish_greedy, make_chunk
+from specbench.kernels.iteration.triton import draft_steps, finish_greedy, make_chunk
 from specbench.kernels.launch import Scratch, multiprocessors
 from specbench.kernels.linear.plan import MAX_ROWS, scratch_size
 from specbench.kernels.linear.plan import choose as choose_linear
@@ -133,6 +134,10 @@ class TritonCompute(TritonDrafting):
     def make_chunk(self, batch: Batch, draft: Draft | None, gamma: int, max_len: int) -> Chunk:
         """See `Compute`; one launch in place of twenty."""
         return make_chunk(batch, draft, gamma, max_len)
+
+    def draft_steps(self, batch: Batch, gamma: int, reach: Tensor, max_len: int) -> DraftSteps:
+        """See `Compute`; one launch in place of thirty."""
+        return draft_steps(batch, gamma, reach, max_len)
 
     def finish_greedy(self, batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tensor:
         """See `Compute`; one launch in place of forty."""

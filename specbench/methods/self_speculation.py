@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specbench.engine.batch import slots_of
 from specbench.engine.engine import Engine
 from specbench.engine.forward import SparseAttention
 from specbench.engine.model import Attention
@@ -36,20 +35,11 @@ def draft_chain(
     """
     batch = engine.batch
     allowed = batch.allowed(gamma)
-    token = batch.tokens
-    tokens: list[Tensor] = []
-    probs: list[Tensor] = []
     # of all steps at once: each operation less is a launch less
     steps = torch.arange(gamma, device=allowed.device)[:, None]
     positions, drafting = (batch.lengths + steps)[..., None], (steps < allowed)[..., None]
     fed = engine.within(positions)
-    for step in range(gamma):
-        attend = attention(positions[step], drafting[step], step)
-        token, q = engine.next_tokens(token, fed[step], attend, step)
-        tokens.append(token)
-        if q is not None:
-            probs.append(q)
-    return Draft(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
+    return _chain(engine, fed, lambda step: attention(positions[step], drafting[step], step))
 
 
 def draft_sparsely(
@@ -70,18 +60,27 @@ def draft_sparsely(
     lse : Tensor, optional
         `[layers, R, gamma, H]`, where the log-sum-exps of each step's logits are left.
     """
-    batch = engine.batch
-    steps, position = torch.arange(gamma, device=reach.device), batch.lengths[:, None]
-    drafting = steps < batch.allowed(gamma)[:, None]
-    own = batch.slots(position + steps, drafting).T.contiguous()[..., None]
-    read = (reach <= position + steps[:, None, None]) & drafting.T[..., None]
-    tails = torch.where(read, slots_of(batch.block_table, reach), -1)
+    steps = engine.compute.draft_steps(engine.batch, gamma, reach, engine.max_len)
 
-    def attention(_position: Tensor, _drafting: Tensor, step: int) -> SparseAttention:
+    def attention(step: int) -> SparseAttention:
         left = None if lse is None else lse[:, :, step]
-        return SparseAttention(engine.cache, selected, tails[step], own[step], engine.scale, left)
+        lists = selected, steps.tails[step], steps.own[step]
+        return SparseAttention(engine.cache, *lists, engine.scale, left)
 
-    return draft_chain(engine, gamma, attention)
+    return _chain(engine, steps.fed, attention)
+
+
+def _chain(engine: Engine, fed: Tensor, attention: Callable[[int], Attention]) -> Draft:
+    """Drafts of steps whose tokens stand at positions `fed` `[gamma, R, 1]`."""
+    token = engine.batch.tokens
+    tokens: list[Tensor] = []
+    probs: list[Tensor] = []
+    for step, position in enumerate(fed):
+        token, q = engine.next_tokens(token, position, attention(step), step)
+        tokens.append(token)
+        if q is not None:
+            probs.append(q)
+    return Draft(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
 
 
 def share_of(length: Tensor, ratio: float, least: int) -> Tensor:

@@ -27,6 +27,7 @@ NAMES = {
     "_head_argmax",
     "_sample",
     "_uniform",
+    "_draft_steps",
     "_make_chunk",
     "_finish_greedy",
     "specbench_mark",
@@ -90,6 +91,7 @@ def step(rows: int) -> None:
     for draft in (None, drafted):
         chunk = iteration.make_chunk(batch, draft, 6, 64)
         iteration.finish_greedy(batch, chunk, chunk.tokens, chunk.tokens > 0)
+    iteration.draft_steps(batch, 6, index[:, None].repeat(1, 13), 64)
     mark(index)
     launch = sample.SampleLaunch(pdl=True)
     sample.sample(half(rows, VOCAB), Sampling(0.8, 0.9, 20), u, launch)

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from specbench.engine import chunk as reference
 from specbench.engine.batch import Batch
+from specbench.engine.draft_steps import draft_steps
 from specbench.kernels.iteration import triton as kernels
 from specbench.methods.base import Draft
 from tests.support.buffers import DEVICE
@@ -41,6 +42,22 @@ def integers(draw: st.DataObject, rows: int, columns: int, label: str) -> Tensor
         for _ in range(rows)
     ]
     return torch.tensor(values, device=DEVICE).view(rows, columns)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_steps_of_drafts_are_what_torch_makes_of_them(data: st.DataObject) -> None:
+    rows, gamma = (
+        data.draw(st.integers(1, 4), label="rows"),
+        data.draw(st.integers(1, 5), label="g"),
+    )
+    width = data.draw(st.sampled_from([1, 2 * gamma + 1, 40]), label="width")
+    batch = random_batch(data, rows, [])
+    reach = batch.lengths[:, None] - 3 + torch.arange(width, device=DEVICE)
+    expected = draft_steps(batch, gamma, reach, MAX_LEN)
+    found = kernels.draft_steps(batch, gamma, reach, MAX_LEN)
+    for name in ("fed", "own", "tails"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -1,4 +1,4 @@
-"""The bookkeeping around a verification, a launch before it and one behind, in Triton."""
+"""The bookkeeping of an iteration, a launch before drafts and verification and one behind."""
 
 import torch
 import triton
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specbench.engine.batch import Batch
 from specbench.engine.chunk import Chunk
+from specbench.engine.draft_steps import DraftSteps
 from specbench.engine.kv_cache import PAGE_SIZE
 from specbench.kernels.launch import dependent, release_next, wait_for_previous
 from specbench.methods.base import Draft
@@ -46,6 +47,36 @@ def make_chunk(batch: Batch, draft: Draft | None, gamma: int, max_len: int) -> C
         **dependent(True, batch.tokens.device),
     )
     return Chunk(tokens, positions, slots, kv_lens, q_lens, allowed)
+
+
+def draft_steps(batch: Batch, gamma: int, reach: Tensor, max_len: int) -> DraftSteps:
+    """As `engine.draft_steps.draft_steps`; `reach` dense in its last axis."""
+    if reach.stride(1) != 1:
+        raise ValueError("the positions of a row must be adjacent")
+    width = reach.shape[1]
+    fed, own = (_integers(batch, gamma, batch.rows, 1) for _ in range(2))
+    tails = _integers(batch, gamma, batch.rows, width)
+    _draft_steps[(batch.rows, gamma)](
+        batch.lengths,
+        batch.remaining,
+        batch.active,
+        batch.block_table,
+        batch.block_table.stride(0),
+        reach,
+        reach.stride(0),
+        fed,
+        own,
+        tails,
+        width,
+        gamma,
+        max_len,
+        batch.block_table.shape[1],
+        BLOCK=min(1024, triton.next_power_of_2(width)),
+        PAGE=PAGE_SIZE,
+        num_warps=1,
+        **dependent(True, batch.tokens.device),
+    )
+    return DraftSteps(fed, own, tails)
 
 
 def finish_greedy(batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tensor:
@@ -134,6 +165,49 @@ def _make_chunk(
     tl.store(kv_lens + row, (length + rows) * running)
     tl.store(q_lens + row, rows)
     tl.store(allowed + row, drafted)
+
+
+@triton.jit(do_not_specialize=["width", "gamma", "max_len", "pages"])
+def _draft_steps(
+    lengths,
+    remaining,
+    active,
+    table,
+    table_stride,
+    reach,
+    reach_stride,
+    fed,
+    own,
+    tails,
+    width,
+    gamma,
+    max_len,
+    pages,
+    BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row, step = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    at = step * tl.num_programs(0) + row
+    release_next(PDL)
+    wait_for_previous(PDL)
+    running = tl.load(active + row).to(tl.int64)
+    allowed = tl.minimum(tl.maximum(tl.load(remaining + row) - 1, 0), gamma) * running
+    drafting = step < allowed
+    position = tl.load(lengths + row) + step
+    table += row * table_stride
+    tl.store(fed + at, tl.minimum(tl.maximum(position, 0), max_len - 1))
+    page = tl.minimum(tl.maximum(position // PAGE, 0), pages - 1)
+    slot = tl.load(table + page) * PAGE + position % PAGE
+    tl.store(own + at, tl.where(drafting, slot, -1))
+    for first in range(0, width, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        there = column < width
+        place = tl.load(reach + row * reach_stride + column, mask=there, other=0)
+        page = tl.minimum(tl.maximum(place // PAGE, 0), pages - 1)
+        slot = tl.load(table + page, mask=there, other=0) * PAGE + place % PAGE
+        read = drafting & (place <= position)
+        tl.store(tails + at * width + column, tl.where(read, slot, -1), mask=there)
 
 
 @triton.jit
