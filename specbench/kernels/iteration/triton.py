@@ -197,9 +197,9 @@ def _draft_steps(
     position = tl.load(lengths + row) + step
     table += row * table_stride
     tl.store(fed + at, tl.minimum(tl.maximum(position, 0), max_len - 1))
-    page = tl.minimum(tl.maximum(position // PAGE, 0), pages - 1)
-    slot = tl.load(table + page) * PAGE + position % PAGE
-    tl.store(own + at, tl.where(drafting, slot, -1))
+    own_page = tl.minimum(tl.maximum(position // PAGE, 0), pages - 1)
+    own_slot = tl.load(table + own_page) * PAGE + position % PAGE
+    tl.store(own + at, tl.where(drafting, own_slot, -1))
     for first in range(0, width, BLOCK):
         column = first + tl.arange(0, BLOCK)
         there = column < width
