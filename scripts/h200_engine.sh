@@ -6,6 +6,7 @@
 #   grid.B        gammas by ratios, without vLLM
 #   main.B, sampled.B   at batch B, vLLM beside; alone.B without it
 #   step.BxCONTEXT      step times of random prompts, vLLM beside (--ignore-eos)
+#   load.BxCONTEXT      real prompts cut to CONTEXT, vLLM beside: where speculation stops paying
 #   long          four prompts of 100,000 tokens under YaRN; LONG names their file
 #   eight.BxCONTEXT     the shape of Qwen3-8B with random weights, vLLM beside
 #   roofline      the same shape, 4 x 100,000: Vegas's device time against its bytes
@@ -60,6 +61,11 @@ for stage in "$@"; do
         ;;
     step.*)
         random "step-$size" "$size" --method vllm "${vllm[@]}" --repeats 5 --max-new-tokens 256
+        ;;
+    load.*)
+        bench "load-$size" --dataset "file:$prompts" --batch-size "${size%x*}" \
+            --num-prompts "$((${size%x*} > 8 ? ${size%x*} : 8))" --context-len "${size#*x}" \
+            --max-new-tokens 256 --method vegas,vllm "${vegas[@]}" "${vllm[@]}"
         ;;
     long)
         bench long --dataset "file:$LONG" --batch-size 4 --num-prompts 4 --context-len 100000 \
