@@ -100,21 +100,21 @@ def candidates(op: str, engine: Engine) -> list[Any]:
             for n, p, s, w, f in grid
         ]
     shapes = {
-        "qkv": ((own.block_n,), (128, 256), (1, 2, 4, 7), (2, 4, 8)),
-        "o": ((16, 32), (128, 256), (1, 2), (2, 4)),
-        "gate_up": ((16, 32, 64), (64, 128), (1,), (2, 4, 8)),
-        "down": ((16, 32), (128, 256), (1, 2, 4, 8), (2, 4)),
+        "qkv": ((own.block_n,), (128, 256), (1, 2, 4, 7), (2, 4, 8), (3,)),
+        "o": ((16, 32), (128, 256), (1, 2), (2, 4), (4,)),
+        "gate_up": ((16, 32, 64), (64, 128), (1,), (2, 4), (4, 7)),
+        "down": ((16, 32), (128, 256), (1, 2, 4, 8), (2, 4), (4,)),
     }
     if engine.batch.rows > 32:
         # the rows of x are as many bytes as the weight's: wider tiles read them less often
         shapes |= {
-            "o": ((16, 32, 64), (128,), (1, 2, 4), (4, 8)),
-            "gate_up": ((32, 64, 128), (64, 128), (1,), (4, 8)),
-            "down": ((32, 64, 128), (64, 128), (4, 9, 18), (4, 8)),
+            "o": ((16, 32, 64), (128,), (1, 2, 4), (4, 8), (4,)),
+            "gate_up": ((32, 64, 128), (64, 128), (1,), (4, 8), (3, 5)),
+            "down": ((32, 64, 128), (64, 128), (4, 9, 18), (4, 8), (4,)),
         }
     return [
-        replace(own, block_n=n, block_k=k, splits=s, num_warps=w)
-        for n, k, s, w in itertools.product(*shapes[op])
+        replace(own, block_n=n, block_k=k, splits=s, num_warps=w, num_stages=stages)
+        for n, k, s, w, stages in itertools.product(*shapes[op])
     ]
 
 
