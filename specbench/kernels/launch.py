@@ -67,19 +67,28 @@ def dependent(wanted: bool, device: torch.device | str) -> dict[str, bool]:
 
 # of the 50 MB of an H100's or H200's L2; what is fetched earlier may be gone when it is read
 MOST_AHEAD = 20 * 2**20
-_LINE = 128
+# bytes of one instruction
+FETCHED = tl.constexpr(1024)
+
+
+def fetchable(x: Tensor) -> bool:
+    """Whether each row of `x` begins at a multiple of the 16 bytes that `prefetch` needs."""
+    steps = [x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:-1])]
+    return all(step % 16 == 0 for step in steps)
 
 
 def to_fetch(weight: Tensor | None, device: torch.device | str) -> tuple[Tensor | None, int]:
-    """A weight that a kernel is to fetch into L2 for one that comes soon, and its cache lines.
+    """A weight that a kernel is to fetch into L2 for one that comes soon, and its parts.
 
     None where there is nothing to gain: of what L2 does not hold, or without dependent launches.
     """
     if weight is None or weight.nbytes > MOST_AHEAD or not overlaps(device):
         return None, 0
+    if not fetchable(weight):
+        return None, 0
     if not weight.is_contiguous():
         raise ValueError("a weight that is fetched ahead must be contiguous")
-    return weight, weight.nbytes // _LINE
+    return weight, weight.nbytes // FETCHED.value
 
 
 def check_dtype(x: Tensor) -> None:
@@ -112,12 +121,15 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @triton.jit
-def prefetch(pointers):
-    """Fetch the cache lines of `pointers` into L2; all of them must be valid."""
+def prefetch(pointers, size):
+    """Fetch `size` bytes from each of `pointers` on into L2; all of them must be valid.
+
+    Pointers and size are multiples of 16. One instruction of a thread each, by the copy engine.
+    """
     tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-        "=r,l",
-        [pointers],
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [pointers, size],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -128,13 +140,13 @@ def prefetch(pointers):
 def fetch_ahead(weight, LINES: tl.constexpr):
     """A program's share of what `to_fetch` gave: the memory is idle while programs meet."""
     if weight is not None:
-        LINE: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)
-        BLOCK: tl.constexpr = 128
+        EACH: tl.constexpr = FETCHED // (weight.dtype.element_ty.primitive_bitwidth // 8)
+        BLOCK: tl.constexpr = 32
         program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         programs = tl.num_programs(0) * tl.num_programs(1)
         for block in range(program, tl.cdiv(LINES, BLOCK), programs):
             line = tl.minimum(block * BLOCK + tl.arange(0, BLOCK), LINES - 1)
-            prefetch(weight + line.to(tl.int64) * LINE)
+            prefetch(weight + line.to(tl.int64) * EACH, tl.full([BLOCK], FETCHED, tl.int32))
 
 
 @triton.jit

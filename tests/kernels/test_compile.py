@@ -125,7 +125,7 @@ def test_a_step_compiles_for_hopper(tmp_path: Path) -> None:
             if kernel["name"] not in INDEPENDENT:
                 assert "griddepcontrol.wait" in kernel["ptx"], kernel["name"]
             if kernel["name"] in {"_linear", "_gate_up", "_project_rope_write_kv"}:
-                assert "prefetch.global.L2" in kernel["ptx"], kernel["name"]
+                assert "cp.async.bulk.prefetch.L2.global" in kernel["ptx"], kernel["name"]
             if kernel["name"] in {"_linear", "_gate_up", "_head_argmax"}:
                 assert "cp.async.cg.shared.global" in kernel["ptx"], kernel["name"]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from specbench.kernels.launch import (
     Scratch,
     dependent,
+    fetchable,
     last_to_arrive,
     multiprocessors,
     release_next,
@@ -118,7 +119,7 @@ def head_argmax(
         TILES=each,
         FLATTEN=launch.flatten,
         STAGES=launch.num_stages,
-        PREFETCH=launch.prefetch,
+        PREFETCH=launch.prefetch and fetchable(weight),
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
     )

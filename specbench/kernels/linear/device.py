@@ -18,12 +18,13 @@ def prefetch_weight(
     EACH: tl.constexpr,
 ):
     """Fetch a program's share of the weight into L2: it depends on no kernel before this one."""
-    LINE: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)
-    lines = tl.arange(0, (BLOCK_K + LINE - 1) // LINE) * LINE
-    start = weight + tl.minimum(column, N - 1).to(tl.int64)[:, None] * stride
-    for block in range(EACH):
-        k = (split * EACH + block) * BLOCK_K + lines
-        prefetch(start + tl.minimum(k, K - 1)[None, :])
+    SIZE: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
+    first = split * EACH * BLOCK_K
+    # whole sixteens of bytes: what little may be left out comes with the loads
+    elements = tl.minimum(EACH * BLOCK_K, K - first) // (16 // SIZE) * (16 // SIZE)
+    if (elements > 0) & (stride * SIZE % 16 == 0):
+        start = weight + tl.minimum(column, N - 1).to(tl.int64) * stride + first
+        prefetch(start, tl.zeros_like(column) + elements * SIZE)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from specbench.kernels.launch import (
     check_dtype,
     dependent,
     fetch_ahead,
+    fetchable,
     last_to_arrive,
     multiprocessors,
     release_next,
@@ -164,7 +165,7 @@ def _launch(
         STAGES=launch.num_stages,
         LINES=lines,
         ADD=add,
-        PREFETCH=launch.prefetch,
+        PREFETCH=launch.prefetch and fetchable(weight),
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
     )

@@ -11,6 +11,7 @@ from specbench.kernels.launch import (
     check_dtype,
     dependent,
     fetch_ahead,
+    fetchable,
     multiprocessors,
     release_next,
     row_tile,
@@ -111,7 +112,7 @@ def gate_up_small(
         BLOCKS=triton.cdiv(hidden, launch.block_k),
         STAGES=launch.num_stages,
         LINES=lines,
-        PREFETCH=launch.prefetch,
+        PREFETCH=launch.prefetch and fetchable(weight),
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
     )

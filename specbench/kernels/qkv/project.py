@@ -9,6 +9,7 @@ from specbench.kernels.launch import (
     Scratch,
     dependent,
     fetch_ahead,
+    fetchable,
     last_to_arrive,
     multiprocessors,
     release_next,
@@ -130,7 +131,7 @@ def project_rope_write_kv(
         SPLITS=splits,
         STAGES=launch.num_stages,
         LINES=lines,
-        PREFETCH=launch.prefetch,
+        PREFETCH=launch.prefetch and fetchable(weight),
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
     )

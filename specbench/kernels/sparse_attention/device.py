@@ -36,16 +36,16 @@ def fetch_selected(
     TILE: tl.constexpr,
 ):
     """Fetch keys and values of the selected entries from `first` to `last` into L2."""
-    LINE: tl.constexpr = 128 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)
+    SIZE: tl.constexpr = k_cache.dtype.element_ty.primitive_bitwidth // 8
+    size = tl.full([TILE], DIM * SIZE, tl.int32)
     for start in range(first, last, TILE):
         entry = start + tl.arange(0, TILE)
         run = tl.load(selected + entry // UNIT, mask=entry < last, other=-1).to(tl.int64)
         # in place of none, page 0, which belongs to nobody
         slot = tl.where(run >= 0, run * UNIT + entry % UNIT, 0)
         place = slot // PAGE * kv_page + slot % PAGE * kv_token + shift
-        for line in tl.static_range((DIM + LINE - 1) // LINE):
-            prefetch(k_cache + (place + line * LINE))
-            prefetch(v_cache + (place + line * LINE))
+        prefetch(k_cache + place, size)
+        prefetch(v_cache + place, size)
 
 
 @triton.jit

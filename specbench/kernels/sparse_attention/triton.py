@@ -10,6 +10,7 @@ from torch import Tensor
 from specbench.kernels.launch import (
     dependent,
     fetch_ahead,
+    fetchable,
     release_next,
     to_fetch,
     wait_for_previous,
@@ -159,7 +160,7 @@ def sparse_attention(
         TILE=workspace.launch.tile,
         STAGES=workspace.launch.stages,
         LINES=lines,
-        SETTLED=settled,
+        SETTLED=settled and dim * q.element_size() % 16 == 0 and fetchable(k_cache),
         ROWS=max(16, group_width),
         DIM_WIDTH=dim_width,
         GROUP_WIDTH=group_width,
