@@ -151,6 +151,8 @@ class TritonCompute(TritonDrafting):
         layers = cast(list[Layer], list(model.layers))
         stream = self.begin(tokens.reshape(-1), layers[0].attn_norm if n <= fusion.qkv else None)
         for index, layer in enumerate(layers):
+            last = index + 1 == len(layers)
+            following = None if last else layers[index + 1].qkv
             keys, values = self.cache.layer(index)
             place = (layer.qk_norm, model.cos, model.signed_sin, flat, slots, keys, values, eps)
             if n <= fusion.qkv:
@@ -169,7 +171,7 @@ class TritonCompute(TritonDrafting):
             out = self._attention(attention, index, q, layer.gate_up).view(n, -1)
             if n <= fusion.o:
                 norm = layer.mlp_norm if n <= fusion.gate_up else None
-                self._add(stream, out, layer.o, layer.o_bias, norm)
+                self._add(stream, out, layer.o, layer.o_bias, norm, layer.down)
             else:
                 stream.add(self.projection(out, layer.o, layer.o_bias))
             if n <= fusion.gate_up:
@@ -178,18 +180,16 @@ class TritonCompute(TritonDrafting):
                     layer.gate_up,
                     layer.gate_up_bias,
                     eps=eps,
-                    ahead=layer.down,
+                    ahead=following,
                 )
             else:
                 h = stream.normed(layer.mlp_norm, eps)
                 gated = silu_mul(F.linear(h, layer.gate_up, layer.gate_up_bias))
             if n <= fusion.down:
-                last = index + 1 == len(layers)
                 wanted = n <= (fusion.head if last else fusion.qkv)
                 norm = model.final_norm if last else layers[index + 1].attn_norm
-                ahead = None if last else layers[index + 1].qkv
                 norm = norm if wanted else None
-                self._add(stream, gated, layer.down, layer.down_bias, norm, ahead)
+                self._add(stream, gated, layer.down, layer.down_bias, norm)
             else:
                 stream.add(self.projection(gated, layer.down, layer.down_bias))
         return stream

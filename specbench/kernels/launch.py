@@ -67,6 +67,8 @@ def dependent(wanted: bool, device: torch.device | str) -> dict[str, bool]:
 
 # of the 50 MB of an H100's or H200's L2; what is fetched earlier may be gone when it is read
 MOST_AHEAD = 20 * 2**20
+# programs beside those that compute, which do nothing but fetch
+FETCHERS = 64
 # bytes of one instruction
 FETCHED = tl.constexpr(1024)
 
@@ -137,16 +139,14 @@ def prefetch(pointers, size):
 
 
 @triton.jit
-def fetch_ahead(weight, LINES: tl.constexpr):
-    """A program's share of what `to_fetch` gave: the memory is idle while programs meet."""
+def fetch_ahead(weight, program, programs, PARTS: tl.constexpr):
+    """The share of one of `programs` programs in fetching what `to_fetch` gave."""
     if weight is not None:
         EACH: tl.constexpr = FETCHED // (weight.dtype.element_ty.primitive_bitwidth // 8)
         BLOCK: tl.constexpr = 32
-        program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        programs = tl.num_programs(0) * tl.num_programs(1)
-        for block in range(program, tl.cdiv(LINES, BLOCK), programs):
-            line = tl.minimum(block * BLOCK + tl.arange(0, BLOCK), LINES - 1)
-            prefetch(weight + line.to(tl.int64) * EACH, tl.full([BLOCK], FETCHED, tl.int32))
+        for block in range(program, tl.cdiv(PARTS, BLOCK), programs):
+            part = tl.minimum(block * BLOCK + tl.arange(0, BLOCK), PARTS - 1)
+            prefetch(weight + part.to(tl.int64) * EACH, tl.full([BLOCK], FETCHED, tl.int32))
 
 
 @triton.jit

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.kernels.launch import (
+    FETCHERS,
     Scratch,
     check_dtype,
     dependent,
@@ -128,14 +129,15 @@ def _launch(
         scratch = Scratch.make(a.device, floats, tiles)
     scratch.check(floats, tiles)
     grid = triton.cdiv(outputs, launch.block_n), splits
-    following, lines = to_fetch(ahead, a.device)
+    following, parts = to_fetch(ahead, a.device)
+    fetchers = 0 if following is None else triton.cdiv(FETCHERS, splits)
     made = None
     if norm is not None:
         made = Prenormed(
             torch.empty((rows, outputs), dtype=out.dtype, device=out.device),
             torch.empty((grid[0], rows), dtype=torch.float32, device=out.device),
         )
-    _linear[grid](
+    _linear[(grid[0] + fetchers, splits)](
         a,
         a.stride(0),
         squares,
@@ -156,14 +158,14 @@ def _launch(
         eps,
         K=inner,
         N=outputs,
-        PARTS=1 if squares is None else len(squares),
+        SQUARES=1 if squares is None else len(squares),
         ROWS=row_tile(rows),
         BLOCK_N=launch.block_n,
         BLOCK_K=launch.block_k,
         EACH=each,
         SPLITS=splits,
         STAGES=launch.num_stages,
-        LINES=lines,
+        PARTS=parts,
         ADD=add,
         PREFETCH=launch.prefetch and fetchable(weight),
         num_warps=launch.num_warps,
@@ -216,53 +218,57 @@ def _linear(
     eps,
     K: tl.constexpr,
     N: tl.constexpr,
-    PARTS: tl.constexpr,
+    SQUARES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EACH: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
-    LINES: tl.constexpr,
+    PARTS: tl.constexpr,
     ADD: tl.constexpr,
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tile, split = tl.program_id(0), tl.program_id(1)
-    row = tl.arange(0, ROWS)
-    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    if PDL and PREFETCH:
-        prefetch_weight(weight, weight_stride, column, split, K, N, BLOCK_K, EACH)
-    wait_for_previous(PDL)
-    total = project(
-        x, x_stride, weight, weight_stride, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
-    )
-    fetch_ahead(following, LINES)
-    release_next(PDL)
-    last = SPLITS == 1
-    if SPLITS > 1:
-        tiles = tl.num_programs(0)
-        store_part(partial, total, tile, split, tiles)
-        last = last_to_arrive(counters + tile, SPLITS)
-        if last:
-            local = tl.arange(0, BLOCK_N)
-            total = sum_parts(partial, row, local, tile, tiles, ROWS, BLOCK_N, SPLITS)
-    if last:
-        if squares is not None:
-            total *= root(squares, squares_stride, row, n, eps, K, PARTS)[:, None]
-        finish(
-            total,
-            bias,
-            out,
-            out_stride,
-            next_norm,
-            next_rows,
-            next_squares,
-            next_stride,
-            row,
-            column,
-            tile,
-            n,
-            N,
-            ADD,
+    TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    if tile >= TILES:
+        # a weight depends on no kernel: nothing to wait for
+        fetchers = (tl.num_programs(0) - TILES) * SPLITS
+        fetch_ahead(following, (tile - TILES) * SPLITS + split, fetchers, PARTS)
+    else:
+        row = tl.arange(0, ROWS)
+        column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        if PDL and PREFETCH:
+            prefetch_weight(weight, weight_stride, column, split, K, N, BLOCK_K, EACH)
+        wait_for_previous(PDL)
+        total = project(
+            x, x_stride, weight, weight_stride, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
         )
+        release_next(PDL)
+        last = SPLITS == 1
+        if SPLITS > 1:
+            store_part(partial, total, tile, split, TILES)
+            last = last_to_arrive(counters + tile, SPLITS)
+            if last:
+                local = tl.arange(0, BLOCK_N)
+                total = sum_parts(partial, row, local, tile, TILES, ROWS, BLOCK_N, SPLITS)
+        if last:
+            if squares is not None:
+                total *= root(squares, squares_stride, row, n, eps, K, SQUARES)[:, None]
+            finish(
+                total,
+                bias,
+                out,
+                out_stride,
+                next_norm,
+                next_rows,
+                next_squares,
+                next_stride,
+                row,
+                column,
+                tile,
+                n,
+                N,
+                ADD,
+            )

@@ -90,7 +90,7 @@ def gate_up_small(
     if launch.splits != 1:
         raise ValueError(f"gate and up are not split over K, but splits is {launch.splits}")
     out = torch.empty((rows, inner), dtype=a.dtype, device=a.device)
-    following, lines = to_fetch(ahead, a.device)
+    following, parts = to_fetch(ahead, a.device)
     _gate_up[(triton.cdiv(inner, launch.block_n),)](
         a,
         a.stride(0),
@@ -105,13 +105,13 @@ def gate_up_small(
         eps,
         K=hidden,
         N=inner,
-        PARTS=1 if squares is None else len(squares),
+        SQUARES=1 if squares is None else len(squares),
         ROWS=row_tile(rows),
         BLOCK_N=launch.block_n,
         BLOCK_K=launch.block_k,
         BLOCKS=triton.cdiv(hidden, launch.block_k),
         STAGES=launch.num_stages,
-        LINES=lines,
+        PARTS=parts,
         PREFETCH=launch.prefetch and fetchable(weight),
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
@@ -155,13 +155,13 @@ def _gate_up(
     eps,
     K: tl.constexpr,
     N: tl.constexpr,
-    PARTS: tl.constexpr,
+    SQUARES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCKS: tl.constexpr,
     STAGES: tl.constexpr,
-    LINES: tl.constexpr,
+    PARTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -190,10 +190,15 @@ def _gate_up(
             u = tl.load(up_weight + at + k[None, :], mask=column_in & k_in, other=0)
         gate = tl.dot(a, tl.trans(g), gate, input_precision="ieee")
         up = tl.dot(a, tl.trans(u), up, input_precision="ieee")
-    fetch_ahead(following, LINES)
+    fetch_ahead(
+        following,
+        tl.program_id(1) * tl.num_programs(0) + tl.program_id(0),
+        tl.num_programs(0) * tl.num_programs(1),
+        PARTS,
+    )
     release_next(PDL)
     if squares is not None:
-        divided = root(squares, squares_stride, row, n, eps, K, PARTS)[:, None]
+        divided = root(squares, squares_stride, row, n, eps, K, SQUARES)[:, None]
         gate *= divided
         up *= divided
     if bias is not None:

@@ -216,7 +216,7 @@ def attend_kernel(
     MERGE_M: tl.constexpr,
     MERGE_S: tl.constexpr,
     FUSED: tl.constexpr,
-    LINES: tl.constexpr,
+    PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """An equal share of the batch's key tiles, job after job.
@@ -287,7 +287,7 @@ def attend_kernel(
             BLOCK_C,
         )
         if unit + last - first == stop:
-            fetch_ahead(following, LINES)
+            fetch_ahead(following, program, tl.num_programs(0), PARTS)
             release_next(PDL)
         parts = (begin + count - 1) // share - begin // share + 1
         if parts == 1:

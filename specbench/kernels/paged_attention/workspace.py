@@ -190,7 +190,7 @@ class PagedAttention:
             "num_warps": launch.warps,
             **dependent(True, q.device),
         }
-        following, lines = to_fetch(ahead, q.device)
+        following, parts = to_fetch(ahead, q.device)
         attend_kernel[(self.programs,)](
             q,
             k_cache,
@@ -230,7 +230,7 @@ class PagedAttention:
             SLOTS=slots,
             BLOCK_C=max(16, power_of_2(slots)) if kept.normed else 16,
             FUSED=self.fused,
-            LINES=lines,
+            PARTS=parts,
             num_stages=launch.stages,
             **both,
         )

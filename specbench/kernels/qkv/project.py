@@ -94,7 +94,7 @@ def project_rope_write_kv(
         scratch = Scratch.make(a.device, floats, tiles)
     scratch.check(floats, tiles)
     q = torch.empty((rows, heads, dim), dtype=a.dtype, device=a.device)
-    following, lines = to_fetch(ahead, a.device)
+    following, parts = to_fetch(ahead, a.device)
     _project_rope_write_kv[(all_heads, splits)](
         a,
         a.stride(0),
@@ -119,7 +119,7 @@ def project_rope_write_kv(
         rows,
         eps,
         K=hidden,
-        PARTS=1 if squares is None else len(squares),
+        SQUARES=1 if squares is None else len(squares),
         H=heads,
         HKV=kv_heads,
         D=dim,
@@ -130,7 +130,7 @@ def project_rope_write_kv(
         EACH=each,
         SPLITS=splits,
         STAGES=launch.num_stages,
-        LINES=lines,
+        PARTS=parts,
         PREFETCH=launch.prefetch and fetchable(weight),
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
@@ -169,7 +169,7 @@ def _project_rope_write_kv(
     n,
     eps,
     K: tl.constexpr,
-    PARTS: tl.constexpr,
+    SQUARES: tl.constexpr,
     H: tl.constexpr,
     HKV: tl.constexpr,
     D: tl.constexpr,
@@ -180,7 +180,7 @@ def _project_rope_write_kv(
     EACH: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
-    LINES: tl.constexpr,
+    PARTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -195,13 +195,18 @@ def _project_rope_write_kv(
     total = project(
         x, x_stride, weight, weight_stride, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
     )
-    fetch_ahead(following, LINES)
+    fetch_ahead(
+        following,
+        tl.program_id(1) * tl.num_programs(0) + tl.program_id(0),
+        tl.num_programs(0) * tl.num_programs(1),
+        PARTS,
+    )
     release_next(PDL)
     # through scratch even without splits: the rotation needs elements of other threads
     store_part(partial, total, head, split, HEADS)
     if last_to_arrive(counters + head, SPLITS):
         pair = tl.where(d < D // 2, d + D // 2, d - D // 2)
-        divided = root(squares, squares_stride, row, n, eps, K, PARTS)[:, None]
+        divided = root(squares, squares_stride, row, n, eps, K, SQUARES)[:, None]
         value = sum_parts(partial, row, d, head, HEADS, ROWS, BLOCK_D, SPLITS) * divided
         partner = sum_parts(partial, row, pair, head, HEADS, ROWS, BLOCK_D, SPLITS) * divided
         if bias is not None:

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.kernels.launch import (
+    FETCHERS,
     dependent,
     fetch_ahead,
     fetchable,
@@ -119,8 +120,10 @@ def sparse_attention(
     dim_width = max(16, triton.next_power_of_2(dim))
     split_width = triton.next_power_of_2(splits)
     page, token, head, feature = k_cache.stride()
-    following, lines = to_fetch(ahead, q.device)
-    _sparse_attention[(requests * splits * kv_heads,)](
+    following, parts = to_fetch(ahead, q.device)
+    # programs beside a list's splits, which fetch
+    lanes = splits + (0 if following is None else triton.cdiv(FETCHERS, requests * kv_heads))
+    _sparse_attention[(requests * lanes * kv_heads,)](
         q,
         k_cache,
         v_cache,
@@ -135,6 +138,7 @@ def sparse_attention(
         following,
         scale * math.log2(math.e),
         splits,
+        lanes,
         width,
         tail.shape[1],
         q.stride(0),
@@ -159,7 +163,7 @@ def sparse_attention(
         FLAT=page == page_size * token,
         TILE=workspace.launch.tile,
         STAGES=workspace.launch.stages,
-        LINES=lines,
+        PARTS=parts,
         SETTLED=settled and dim * q.element_size() % 16 == 0 and fetchable(k_cache),
         ROWS=max(16, group_width),
         DIM_WIDTH=dim_width,
@@ -196,7 +200,7 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, selected: Tensor, tail: 
         raise ValueError("lists of slots must be dense in their last axis")
 
 
-@triton.jit(do_not_specialize=["splits", "selected_width", "tail_width"])
+@triton.jit(do_not_specialize=["splits", "lanes", "selected_width", "tail_width"])
 def _sparse_attention(
     q,
     k_cache,
@@ -213,6 +217,7 @@ def _sparse_attention(
     following,
     scale,
     splits,
+    lanes,
     selected_width,
     tail_width,
     q_request,
@@ -238,7 +243,7 @@ def _sparse_attention(
     FLAT: tl.constexpr,
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
-    LINES: tl.constexpr,
+    PARTS: tl.constexpr,
     SETTLED: tl.constexpr,
     ROWS: tl.constexpr,
     DIM_WIDTH: tl.constexpr,
@@ -249,8 +254,8 @@ def _sparse_attention(
 ):
     """One split of one KV head's list; the last split of a list to finish merges them all."""
     head = tl.program_id(0) % KV_HEADS
-    split = tl.program_id(0) // KV_HEADS % splits
-    request = (tl.program_id(0) // KV_HEADS // splits).to(tl.int64)
+    split = tl.program_id(0) // KV_HEADS % lanes
+    request = (tl.program_id(0) // KV_HEADS // lanes).to(tl.int64)
     if PDL and not SETTLED:
         wait_for_previous(PDL)
     listed = selected_width
@@ -278,6 +283,11 @@ def _sparse_attention(
             TILE,
         )
         wait_for_previous(PDL)
+    if split >= splits:
+        groups = tl.num_programs(0) // lanes
+        own_group = tl.program_id(0) // KV_HEADS // lanes * KV_HEADS + head
+        fetcher = (split - splits) * groups + own_group
+        fetch_ahead(following, fetcher, (lanes - splits) * groups, PARTS)
     if split < working:
         row = tl.arange(0, ROWS)
         dim = tl.arange(0, DIM_WIDTH)
@@ -324,7 +334,6 @@ def _sparse_attention(
             acc = tl.dot(weights, values, acc * decay[:, None], input_precision="ieee")
             best = higher
 
-        fetch_ahead(following, LINES)
         release_next(PDL)
         group = request * KV_HEADS + head
         if SPLIT_WIDTH == 1:
