@@ -41,6 +41,7 @@ METHODS = {
     "autoregressive": autoregressive(),
     "vegas, one set a layer": vegas(share="layer", score="logit"),
     "vegas, divided by the sum before": vegas(normaliser="previous"),
+    "vegas, divided by its drafts' sums": vegas(normaliser="draft"),
     "stream": magicdec("stream"),
     "snapkv": magicdec("snapkv"),
     "quest": magicdec("quest"),

@@ -37,6 +37,8 @@ def calls(heads: int, kv_heads: int, dim: int) -> None:
         sparse_attention(q, cache, cache, listed, table, 0.1, unit)
         ahead = half(4096, 64)
         sparse_attention(q, cache, cache, listed, table, 0.1, unit, settled=True, ahead=ahead)
+        sums = torch.empty(2, heads)
+        sparse_attention(q, cache, cache, listed, table, 0.1, unit, lse=sums)
     rows = 51
     sums, weights = torch.empty(2, rows, heads), torch.empty(2, rows, 80)
     for mask in (None, torch.zeros(2, rows, rows, dtype=torch.bool)):

@@ -72,6 +72,7 @@ def run(
     tail: Tensor,
     launch: Launch = SMALL,
     counts: Tensor | None = None,
+    lse: Tensor | None = None,
 ) -> Tensor:
     requests, _, heads, dim = q.shape
     workspace = poisoned(requests, heads, kv.k_cache.shape[2], dim, launch)
@@ -85,6 +86,7 @@ def run(
         counts=None if counts is None else counts.to(DEVICE),
         workspace=workspace,
         out=torch.full(q.shape, torch.nan, dtype=q.dtype, device=DEVICE),
+        lse=lse,
     )
 
 
@@ -140,6 +142,24 @@ def test_tiles_and_splits_need_not_divide_the_list(width: int, programs: int) ->
     q = randn(5, 2, 1, 4, 8, dtype=torch.float32)
     launch = replace(SMALL, programs_per_sm=programs)
     check(run(kv, q, selected, tail, launch), q, kv, selected, tail)
+
+
+@pytest.mark.parametrize("programs", [1, 40], ids=["whole lists", "splits"])
+def test_sums_of_the_logits_are_left_where_they_are_wanted(programs: int) -> None:
+    kv = on_device(paged(LENGTHS, dtype=torch.float32))
+    selected, tail, _ = choose(kv, 2, width=41, tail_width=7)
+    selected[3], tail[3] = -1, -1
+    q = randn(5, len(LENGTHS), 1, 6, 8, dtype=torch.float32)
+    expected = torch.empty(len(LENGTHS), 6, dtype=torch.float64)
+    caches = (cache.double().cpu() for cache in (kv.k_cache, kv.v_cache))
+    reference.sparse_attention(q.double(), *caches, selected, tail, SCALE, lse=expected)
+    # one step of several, as the drafts leave them
+    steps = torch.full((len(LENGTHS), 3, 6), torch.nan, device=DEVICE)
+    launch = replace(SMALL, programs_per_sm=programs)
+    run(kv, q, selected, tail, launch, lse=steps[:, 1])
+    torch.testing.assert_close(steps[:, 1].double().cpu(), expected, rtol=2e-5, atol=1e-5)
+    assert (expected[3] == -torch.inf).all()
+    assert steps[:, [0, 2]].isnan().all()
 
 
 def test_lists_of_one_entry() -> None:

@@ -61,7 +61,7 @@ def merge_splits(
     SPLIT_WIDTH: tl.constexpr,
     MERGED: tl.constexpr,
 ):
-    """The attention `[GROUP_WIDTH, DIM_WIDTH]` whose parts stand from split `first` on."""
+    """Attention `[GROUP_WIDTH, DIM_WIDTH]` of the parts from split `first` on; log2-sum-exps."""
     member = tl.arange(0, GROUP_WIDTH)
     dim = tl.arange(0, DIM_WIDTH)
     split = tl.arange(0, SPLIT_WIDTH)
@@ -88,5 +88,11 @@ def merge_splits(
             cache_modifier=".cg",
         )
         merged += tl.sum(part * tl.exp2(part_best - top[None, :])[:, :, None], 0)
-    # where nothing was present there is nothing to divide
-    return merged / tl.where(total == 0.0, 1.0, total)[:, None]
+    return finished(merged, total, top)
+
+
+@triton.jit
+def finished(acc, total, top):
+    """Attention and log2-sum-exps of sums under `top`; zeros and -inf where nothing was present."""
+    some = tl.where(total == 0.0, 1.0, total)
+    return acc / some[:, None], tl.where(total == 0.0, float("-inf"), top + tl.log2(some))

@@ -16,9 +16,15 @@ from specbench.kernels.launch import (
     to_fetch,
     wait_for_previous,
 )
-from specbench.kernels.sparse_attention.device import fetch_selected, list_slots, merge_splits
+from specbench.kernels.sparse_attention.device import (
+    fetch_selected,
+    finished,
+    list_slots,
+    merge_splits,
+)
 from specbench.kernels.sparse_attention.workspace import SparseAttentionWorkspace
 
+LN2 = tl.constexpr(0.6931471805599453)
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -35,6 +41,7 @@ def sparse_attention(
     counts: Tensor | None = None,
     workspace: SparseAttentionWorkspace | None = None,
     out: Tensor | None = None,
+    lse: Tensor | None = None,
     settled: bool = False,
     ahead: Tensor | None = None,
 ) -> Tensor:
@@ -69,6 +76,9 @@ def sparse_attention(
         By default one is made for this call.
     out : Tensor, optional
         `[R, 1, H, D]`, contiguous.
+    lse : Tensor, optional
+        float32 `[R, H]`, written: natural log-sum-exp of the scaled logits; -inf where the lists
+        are empty.
     settled : bool
         No kernel of the last two before this one wrote `selected`, `counts` or the entries that
         they name: these may then be fetched into L2 while the kernel before ends.
@@ -132,6 +142,8 @@ def sparse_attention(
         tail,
         counts,
         out,
+        lse,
+        (0, 0) if lse is None else lse.stride(),
         workspace.partial,
         workspace.sums,
         workspace.arrivals,
@@ -211,6 +223,8 @@ def _sparse_attention(
     tail,
     counts,
     out,
+    lse,
+    lse_stride,
     partial,
     sums,
     arrivals,
@@ -337,9 +351,12 @@ def _sparse_attention(
         release_next(PDL)
         group = request * KV_HEADS + head
         if SPLIT_WIDTH == 1:
-            result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            result, lse2 = finished(acc, total, best)
             place = (group * GROUP + row[:, None]) * DIM + dim[None, :]
             tl.store(out + place, result.to(out.dtype.element_ty), mask=in_group)
+            if lse is not None:
+                at = request * lse_stride[0] + (head * GROUP + row) * lse_stride[1]
+                tl.store(lse + at, lse2 * LN2, mask=row < GROUP)
         else:
             own = (group * splits + split) * GROUP + row
             tl.store(partial + own[:, None] * DIM + dim[None, :], acc, mask=in_group)
@@ -351,7 +368,7 @@ def _sparse_attention(
             if arrived == working - 1:
                 # ready for the next call
                 tl.store(arrivals + group, 0)
-                result = merge_splits(
+                result, lse2 = merge_splits(
                     partial,
                     sums,
                     group * splits,
@@ -370,3 +387,6 @@ def _sparse_attention(
                     result.to(out.dtype.element_ty),
                     mask=(member < GROUP)[:, None] & (dim < DIM)[None, :],
                 )
+                if lse is not None:
+                    merged_at = request * lse_stride[0] + (head * GROUP + member) * lse_stride[1]
+                    tl.store(lse + merged_at, lse2 * LN2, mask=member < GROUP)
