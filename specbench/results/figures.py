@@ -5,7 +5,8 @@
 of a run), the `column` of its `table` (``repeats.csv`` by default), `where` (the rows, by columns
 that have one value each: ``{arm: vegas}``), and the `unit`. Where the table has an interval of its
 own, `low` and `high` name its columns. With `over`, other rows of the same table (``{arm: vllm}``),
-the figure is the ratio of the two, repeat by repeat.
+the figure is the ratio of the two, repeat by repeat. With `scale`, a number, it is multiplied by it
+(0.01 makes a fraction of a percentage).
 """
 
 import sys
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.engine.safetensors_folder import read_json
 from specbench.errors import DataError, SpecbenchError
-from specbench.parsing import parse_yaml, shown
+from specbench.parsing import is_plain, parse_yaml, shown
 from specbench.results.reading import read_run
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def _checked(entry: Any, definitions: Path) -> dict[str, Any]:
     for key in ("id", "record", "column", "unit", "table", "low", "high"):
         if not isinstance(entry.get(key, ""), str):
             raise DataError(f"{definitions}: {key} must be a text, not {shown(entry[key])}")
+    if not is_plain(entry.get("scale", 1), (int, float)):
+        raise DataError(f"{definitions}: scale must be a number, not {shown(entry['scale'])}")
     for key in ("where", "over"):
         given = entry.get(key, {})
         values = given.values() if isinstance(given, dict) else [[]]
@@ -104,12 +107,12 @@ def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
         if values.isna().any():
             raise DataError(f"{name}: {table} has other repeats for 'where' than for 'over'")
         low = high = values
-    environment = _environment(record)
+    environment, scale = _environment(record), entry.get("scale", 1)
     return {
         "id": name,
-        "value": values.median(),
-        "low": low.min(),
-        "high": high.max(),
+        "value": scale * values.median(),
+        "low": scale * low.min(),
+        "high": scale * high.max(),
         "unit": entry["unit"],
         "record": f"{folder.name}/{entry['record']}",
         "command": " ".join(map(str, environment.get("argv") or [])),

@@ -115,6 +115,11 @@ def test_a_figure_over_another_is_their_ratio_in_each_repeat(folder: Path) -> No
     write_figures(folder, {"id": "a", "over": {"arm": AR}, "unit": "x"})
     figure = pd.read_csv(summarise_figures(folder)).iloc[0]
     assert [figure["value"], figure["low"], figure["high"]] == pytest.approx([2.5, 2, 3])
+    write_figures(folder, {"id": "a", "over": {"arm": AR}, "unit": "%", "scale": 100})
+    assert pd.read_csv(summarise_figures(folder)).iloc[0]["value"] == pytest.approx(250)
+    write_figures(folder, {"id": "a", "scale": "100"})
+    with pytest.raises(DataError, match="scale must be a number, not '100'"):
+        summarise_figures(folder)
     write_figures(folder, {"id": "a", "over": {"arm": "other"}})
     with pytest.raises(DataError, match=r"no step_ms where \{'arm': 'other'\}"):
         summarise_figures(folder)
