@@ -1,13 +1,19 @@
 """Attention launches, each timed at one shape: python scripts/sweep_attention.py OUT [CASE...].
 
-Processes compile in parallel first; then one times them all, a launch after another.
+Processes compile in parallel first; then one times them all, a launch after another, and writes
+each row as it comes. Of paged attention a row has the pass without collection, with collection in
+one pass, with it but without its stores (nothing is ranked), and with scores of 16 bits. Of
+selected attention it has the one kernel.
 """
 
 import csv
 import itertools
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from statistics import median
 from typing import Any
@@ -15,120 +21,198 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.bench.kernels import inputs, workloads
+from specbench.bench.kernels import inputs
 from specbench.bench.kernels.cases import Case, find_cases
 from specbench.bench.kernels.timing import side_by_side
+from specbench.bench.kernels.workloads import pool_count
 from specbench.kernels.paged_attention import launch as paged
-from specbench.kernels.paged_attention import workspace as paged_workspace
+from specbench.kernels.paged_attention.reference import Collect
+from specbench.kernels.paged_attention.triton import PagedAttention
 from specbench.kernels.sparse_attention import workspace as sparse
+from specbench.kernels.sparse_attention.triton import sparse_attention
 
-PAGED = ("verify.4x100000", "verify.64x24000", "decode.16x24000")
-# of few jobs, where the parts of a job and their merging decide
-ALONE = ("verify.1x24000", "decode.1x24000")
-SPARSE = ("sparse.8x4096", "sparse.8x1638", "sparse.1x1200.d64", "sparse.64x1400.d64")
+CASES = ("verify.4x100000", "verify.64x24000", "verify.16x24000")
+PLAIN, ONE_PASS, UNSTORED, NARROW = "plain", "one_pass", "unstored", "narrow"
+KINDS = (PLAIN, ONE_PASS, UNSTORED, NARROW)
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What calls of one case read; without entries where they are only to be compiled."""
+
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    table: Tensor
+    lens: Tensor
+    slots: Tensor
+
+    @classmethod
+    def make(cls, case: Case, device: str, seed: int | None) -> "Inputs":
+        """Random inputs; none without a seed, but of the same strides."""
+        rows = 1 if case.op == "sparse" else case.rows
+        q = inputs.randn((case.batch, rows, case.heads, case.dim), device, seed or 0)
+        slots = torch.zeros(case.batch, case.kv_heads, case.entries, device=device).int()
+        lens = torch.full((case.batch,), case.context, device=device).int()
+        if seed is None:
+            page = torch.zeros(1, inputs.PAGE, case.kv_heads, 2 * case.dim, device=device)
+            keys, values = page.to(q.dtype).split(case.dim, -1)
+            table = torch.zeros(case.batch, -(-case.context // inputs.PAGE), device=device).int()
+            return cls(q, keys, values, table, torch.zeros_like(lens), slots)
+        keys, values, table = inputs.pool(case, device, seed)
+        if case.op == "sparse":
+            slots = inputs.selected(case, table, device, seed)
+        return cls(q, keys, values, table, lens, slots)
 
 
 def rule(case: Case) -> Any:
     """What the kernels choose themselves."""
     if case.op == "sparse":
-        return RULES[1](case.dim, torch.bfloat16, case.batch * case.kv_heads)
+        return sparse.default_launch(case.dim, torch.bfloat16, case.batch * case.kv_heads)
     packed = case.rows * case.heads // case.kv_heads
-    return RULES[0](case.dim, packed, torch.bfloat16, True)
+    return paged.default_launch(case.dim, packed, torch.bfloat16, True)
 
 
 def launches(case: Case) -> list[Any]:
-    """What is tried at a shape."""
+    """What is tried at a shape; the rule first."""
+    own = rule(case)
     if case.op == "sparse":
         tiles = [(64, 2, 3), (64, 2, 5), (128, 4, 2), (128, 4, 3), (32, 1, 4), (32, 1, 6)]
         if case.batch > 16:
             tiles += [(128, 8, 3), (128, 8, 4), (256, 8, 2), (64, 4, 6)]
-        return [
-            sparse.Launch(*tile, programs, 2)
-            for tile, programs in itertools.product(tiles, (1, 2, 3, 4))
-        ]
+        cut = itertools.product(tiles, (1, 2, 3, 4))
+        return [own, *(sparse.Launch(*tile, programs, 2) for tile, programs in cut)]
+    tried = [own]
+    votes = [("probe", 1), ("turned", 1), ("turned", 4), (own.votes, 8 if own.hold == 1 else 1)]
+    if own.block_m < 64:
+        votes += [("probe", 8), ("weights", 2), ("weights", 4)]
+    tried += [replace(own, votes=kind, hold=hold) for kind, hold in votes]
+    tried += [replace(own, store=".cs"), replace(own, store=".cs", hold=1)]
+    tried += [replace(own, programs=n * own.programs) for n in (2, 3, 4)]
+    tried.append(replace(own, stages=own.stages - 1))
+    if own.block_m < 64:
+        # warp-group products, which no thread of another warp waits for
+        wide = replace(own, block_m=64, stages=3, votes="turned", hold=1)
+        tried += [wide, replace(wide, programs=2 * wide.programs), replace(wide, stages=2)]
+        tried.append(replace(wide, block_n=2 * wide.block_n, warps=8, programs=1))
+    else:
+        tried.append(replace(own, block_n=own.block_n // 2, stages=5))
+        tried.append(replace(own, block_n=own.block_n // 2, stages=3, programs=3))
+    tried.append(replace(own, warps=8, programs=1))
     if case.batch == 1:
-        return [
-            replace(rule(case), block_n=n, stages=3, programs=p, min_tiles=t, merge_bytes=b)
-            for n, p, t, b in itertools.product(
-                (64, 128), (1, 2), (2, 4, 8), (0, 160 * 1024, 2**21)
-            )
+        tried += [
+            replace(own, min_tiles=tiles, merge_bytes=most)
+            for tiles, most in itertools.product((2, 4, 8), (0, 160 * 1024, 2**21))
         ]
-    shapes = [
-        (block_n, warps, stages, programs)
-        for block_n, warps in ((32, 4), (64, 4), (64, 8), (128, 4), (128, 8))
-        for stages, programs in ((2, 2), (2, 4), (3, 2), (3, 3), (3, 4), (4, 2), (4, 1))
-        # what fits the shared memory
-        if (stages - 1) * programs * block_n * case.dim * 4 <= 200 * 1024
-    ]
-    return [
-        replace(rule(case), block_n=n, warps=w, stages=s, programs=p, min_tiles=max(1, 256 // n))
-        for n, w, s, p in shapes
-    ]
+    return list(dict.fromkeys(tried))
 
 
-def head_major(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The pool with a page's entries of one head together, under the same shape."""
-    keys, values, table = inputs.pool(case, device, seed)
-    keys, values = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (keys, values))
-    return keys, values, table
+def kernels(case: Case, launch: Any, made: Inputs) -> dict[str, Callable[[], object]]:
+    """A call of each kind."""
+    x, scale = made, case.dim**-0.5
+    device, out = str(x.q.device), torch.empty_like(x.q)
+    if case.op == "sparse":
+        work = sparse.SparseAttentionWorkspace(
+            *(case.batch, case.heads, case.kv_heads, case.dim, x.q.dtype, device), launch
+        )
+        tail = torch.full((case.batch, 1), -1, dtype=torch.int32, device=device)
+        call = partial(sparse_attention, x.q, x.keys, x.values, x.slots, tail, scale)
+        return {PLAIN: partial(call, workspace=work, out=out, settled=True)}
+
+    def attention(collect: Collect | None) -> PagedAttention:
+        return PagedAttention(
+            *(case.batch, case.rows, case.heads, case.kv_heads, case.dim, case.context),
+            *(x.q.dtype, device, collect, collect is not None, launch),
+        )
+
+    plain, normed = attention(None), attention(Collect())
+    q_lens = torch.full_like(x.lens, case.rows)
+    common = x.q, x.keys, x.values, x.table, x.lens, q_lens, scale
+    norm = torch.zeros(case.batch, normed.collecting.rows, case.heads, device=device)
+    shape = case.batch, case.kv_heads, case.context
+    scores = torch.empty(shape, device=device)
+    narrow = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    ranked = (x.lens - case.rows + 1).clamp(min=0)
+    one_pass = partial(normed, *common, out=out, norm=norm)
+    return {
+        PLAIN: partial(plain, *common, out=out),
+        ONE_PASS: partial(one_pass, ranked=ranked, scores=scores),
+        UNSTORED: partial(one_pass, ranked=torch.zeros_like(ranked), scores=scores),
+        NARROW: partial(one_pass, ranked=ranked, scores=narrow),
+    }
 
 
-def apart(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The pool with keys and values in tensors of their own."""
-    keys, values, table = inputs.pool(case, device, seed)
-    return keys.contiguous(), values.contiguous(), table
+def wanted(case: Case, launch: Any) -> tuple[str, ...]:
+    """Kinds that differ from another launch's: collection alone does in how it votes and stores."""
+    own = rule(case)
+    if case.op == "sparse":
+        return (PLAIN,)
+    if launch == own:
+        return KINDS
+    same = replace(launch, votes=own.votes, hold=own.hold, store=own.store) == own
+    return (ONE_PASS, UNSTORED) if same else (PLAIN, ONE_PASS)
 
 
-LAYOUTS = {"paired": inputs.pool, "head-major": head_major, "apart": apart}
-RULES = paged.default_launch, sparse.default_launch
-
-
-def times(case: Case, launch: Any, layout: str, repeats: int) -> dict[str, float]:
-    """Microseconds of each kernel of the case; none for a launch that cannot be."""
-    workloads.pool = LAYOUTS[layout]
-    # the jobs were made of the rule before
-    paged_workspace.default_launch = lambda *_: launch  # type: ignore[assignment]
-    sparse.default_launch = lambda *_: launch
-    workloads._CACHES = 4 if repeats else 0  # one pool is enough to compile with
+def compile_one(case: Case, launch: Any, device: str = "cuda") -> str | None:
+    """Compile what is wanted; why it cannot be, or None."""
     try:
-        calls = workloads.build(case, None).calls
-        if not repeats:
-            for call in (c for calls_of in calls.values() for c in calls_of[:1]):
-                call()
+        calls = kernels(case, launch, Inputs.make(case, device, None))
+        for kind in wanted(case, launch):
+            calls[kind]()
+        if device == "cuda":
             torch.cuda.synchronize()
-            del calls
-            torch.cuda.empty_cache()
-            return {}
-        return {name: 1e6 * median(t) for name, t in side_by_side(calls, repeats).items()}
-    except Exception as error:  # a launch that does not compile is a row without times
-        print(case.name, launch, type(error).__name__, str(error)[:80], flush=True)
-        return {}
+    except Exception as error:  # such a launch is a row without times
+        return f"{type(error).__name__} {str(error)[:80]}"
+    return None
+
+
+def times(case: Case, launch: Any, pools: list[Inputs]) -> dict[str, float]:
+    """Microseconds of a call of each kind that is wanted."""
+    calls: dict[str, list[Callable[[], object]]] = {kind: [] for kind in wanted(case, launch)}
+    for made in pools:
+        for kind, call in kernels(case, launch, made).items():
+            if kind in calls:
+                calls[kind].append(call)
+    return {kind: 1e6 * median(t) for kind, t in side_by_side(calls, REPEATS).items()}
+
+
+def show(case: Case, rows: list[dict[str, Any]]) -> None:
+    """The rule's row, and the best of each kind."""
+    seen = [rows[0]]
+    for kind in (ONE_PASS, PLAIN):
+        seen += sorted((r for r in rows if kind in r), key=lambda r, k=kind: r[k])[:4]
+    print(f"{case.name:19}" + "".join(f"{kind:>10}" for kind in KINDS))
+    for row in {row["launch"]: row for row in seen}.values():
+        cells = "".join(f"{row[k]:10.1f}" if k in row else " " * 10 for k in KINDS)
+        print(f"{'':19}{cells}  {row['launch']}", flush=True)
 
 
 def main(out: str, *names: str) -> None:
-    cases = find_cases(names or (*PAGED, *ALONE, *SPARSE))
-    jobs = [(case, launch, "paired") for case in cases for launch in launches(case)]
-    jobs += [(case, rule(case), layout) for case in cases for layout in LAYOUTS]
-    with ProcessPoolExecutor(12, get_context("spawn")) as pool:
-        list(pool.map(times, *zip(*jobs, strict=True), [0] * len(jobs)))
-    rows = []
-    for case, launch, layout in jobs:
-        measured = times(case, launch, layout, 3)
-        rows.append({"case": case.name, "layout": layout, "launch": str(launch)} | measured)
-        torch.cuda.empty_cache()
+    began = time.perf_counter()
+    cases = find_cases(names or CASES)
+    jobs = [(case, launch) for case in cases for launch in launches(case)]
+    with ProcessPoolExecutor(14, get_context("spawn")) as executor:
+        failed = dict(zip(jobs, executor.map(compile_one, *zip(*jobs, strict=True)), strict=True))
+    print(f"compiled {len(jobs)} launches in {time.perf_counter() - began:.0f} s", flush=True)
     with open(out, "w", encoding="utf-8") as file:
-        fields = ["case", "layout", "launch", "ours", "collecting", "one_pass"]
-        writer = csv.DictWriter(file, fields)
+        writer = csv.DictWriter(file, ["case", "launch", *KINDS, "failed"])
         writer.writeheader()
-        writer.writerows(rows)
-    for case, kernel in itertools.product(cases, fields[3:]):
-        best = sorted(
-            (r for r in rows if r["case"] == case.name and kernel in r), key=lambda r: r[kernel]
-        )
-        for row in best[:3]:
-            print(
-                f"{case.name:20} {kernel:11} {row[kernel]:8.1f}  {row['layout']}, {row['launch']}"
-            )
+        for case in cases:
+            count = pool_count(case.kv_bytes, "cuda")
+            pools = [Inputs.make(case, "cuda", seed) for seed in range(count)]
+            rows: list[dict[str, Any]] = []
+            for launch in launches(case):
+                row = {"case": case.name, "launch": str(launch), "failed": failed[case, launch]}
+                if row["failed"] is None:
+                    row |= times(case, launch, pools)
+                rows.append(row)
+                writer.writerow(row)
+                file.flush()
+            show(case, rows)
+            del pools
+            torch.cuda.empty_cache()
+    print(f"{time.perf_counter() - began:.0f} s in all")
 
 
 if __name__ == "__main__":

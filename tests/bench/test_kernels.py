@@ -2,7 +2,10 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +13,13 @@ import torch
 pytest.importorskip("triton")
 
 from specbench.bench.kernels import check as gate
+from specbench.bench.kernels import run
 from specbench.bench.kernels.cases import CASES, Case, find_cases
 from specbench.bench.kernels.run import COLUMNS, FILE, run_kernels
 from specbench.bench.kernels.workloads import build
 from specbench.cli import main
 from specbench.errors import NumericalError, UsageError
+from tests.support.device import DEVICE
 
 SMALL = [
     replace(case, context=200, batch=2, rows=min(case.rows, 3), layers=2, entries=60)
@@ -25,8 +30,7 @@ SMALL = [
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_right_kernels_pass(case: Case) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    assert gate.check(case, device, seed=3) < gate.TOLERANCE
+    assert gate.check(case, DEVICE, seed=3) < gate.TOLERANCE
 
 
 def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +41,7 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gate, "_relative", scores_are_wrong)
     with pytest.raises(NumericalError, match=r"verify\.1x100000: the kernel is off by nan"):
-        gate.check(SMALL[0], "cuda" if torch.cuda.is_available() else "cpu")
+        gate.check(SMALL[0], DEVICE)
 
 
 def test_cases_by_pattern() -> None:
@@ -68,6 +72,32 @@ def test_a_table_is_not_overwritten(tmp_path: Path) -> None:
         run_kernels((), 3, tmp_path, Console(file=sys.stderr))
 
 
+def test_a_run_that_is_cut_short_has_shown_and_written_what_it_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from rich.console import Console
+
+    def cut(kernels: dict[str, list[Any]], repeats: int) -> dict[str, list[float]]:
+        if (tmp_path / FILE).exists():
+            raise KeyboardInterrupt
+        return {name: [1e-3] * repeats for name in kernels}
+
+    monkeypatch.setattr(run, "find_cases", lambda _: [SMALL[2], SMALL[3]])
+    monkeypatch.setattr(run, "_require_device", lambda: None)
+    monkeypatch.setattr(run, "_compile", lambda _: 0.0)
+    monkeypatch.setattr(run, "copy_bandwidth", lambda repeats: [4e12] * repeats)
+    monkeypatch.setattr(run, "find_peer", lambda: None)
+    monkeypatch.setattr(run, "side_by_side", cut)
+    for name in ("check", "build"):
+        monkeypatch.setattr(run, name, partial(getattr(run, name), device=DEVICE))
+    shown = Console(file=StringIO(), width=200)
+    with pytest.raises(KeyboardInterrupt):
+        run_kernels((), 2, tmp_path, shown)
+    assert "sparse.8x1638           1000.0 us" in shown.file.getvalue()
+    assert len((tmp_path / FILE).read_text().splitlines()) == 3
+    assert (tmp_path / "environment.json").is_file()
+
+
 @pytest.mark.gpu
 def test_measured_and_written(tmp_path: Path) -> None:
     import pandas as pd
@@ -83,8 +113,7 @@ def test_measured_and_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_what_is_timed_can_be_called(case: Case) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    work = build(case, None, device)
+    work = build(case, None, DEVICE)
     assert set(work.calls) == (
         {"ours", "collecting", "one_pass"} if case.op == "verify" else {"ours"}
     )

@@ -47,13 +47,17 @@ def lens(*values: int) -> Tensor:
 
 
 def small(
-    programs: int = 3, merge_bytes: int = 1 << 20, block_m: int = 32, block_n: int = 16
+    programs: int = 3,
+    merge_bytes: int = 1 << 20,
+    block_m: int = 32,
+    block_n: int = 16,
+    **more: Any,
 ) -> Any:
     """Small tiles and few programs, so that short contexts are split all the same."""
     processors = multiprocessors(DEVICE)
     each = max(1, programs // processors)
     return launching.Launch(
-        block_m, block_n, stages=2, programs=each, min_tiles=1, merge_bytes=merge_bytes
+        block_m, block_n, stages=2, programs=each, min_tiles=1, merge_bytes=merge_bytes, **more
     )
 
 
@@ -225,7 +229,8 @@ def test_scores_equal_the_reference(
     lengths = lens(*VOTED), lens(*VOTERS), lens(*RANKED)
     scores = torch.full((5, 2 if share == "head" else 1, 112), 5.0, device=DEVICE)
     expected = scores.double()
-    made = attention(q, kv, launch=small(programs=4), collect=collect)
+    how = small(programs=4, votes="turned" if share == "layer" else "probe", hold=2)
+    made = attention(q, kv, launch=how, collect=collect)
     out, lse = attend(made, q, kv, *lengths[:2], ranked=lengths[2], scores=scores)
     assert_is_reference(out, lse, q, kv, *lengths[:2])
     reference.collect_scores(
@@ -270,14 +275,26 @@ def test_scores_of_16_bit_types(score: Literal["logit", "weight"], dtype: torch.
     torch.testing.assert_close(scores.double(), expected, rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("share", ["head", "layer"])
-@pytest.mark.parametrize("queries", ["first+last", "last", "all"])
-def test_weights_in_one_pass(queries: Queries, share: Share) -> None:
+@pytest.mark.parametrize(
+    ("queries", "share", "votes", "hold"),
+    [
+        ("first+last", "head", "weights", 1),
+        ("first+last", "head", "probe", 2),
+        ("first+last", "layer", "turned", 2),
+        ("last", "head", "weights", 2),
+        ("last", "layer", "probe", 1),
+        ("all", "head", "weights", 4),
+        ("all", "layer", "weights", 8),
+        ("all", "head", "turned", 1),
+    ],
+)
+def test_weights_in_one_pass(queries: Queries, share: Share, votes: str, hold: int) -> None:
     """Exact under the normaliser that is passed; this call's takes its place."""
     kv = on_device(paged(VOTED, dtype=torch.float32))
     q = chunk(VOTERS, 6, 8, torch.float32)
     collect = Collect("weight", queries, share)
-    made = attention(q, kv, launch=small(programs=4), collect=collect, one_pass=True)
+    how = small(programs=4, votes=votes, hold=hold)
+    made = attention(q, kv, launch=how, collect=collect, one_pass=True)
     norm = randn(9, 5, made.collecting.rows, 6, dtype=torch.float32).to(DEVICE)
     before = norm.clone()
     scores = torch.full((5, 2 if share == "head" else 1, 112), 5.0, device=DEVICE)
@@ -313,6 +330,18 @@ def test_weights_in_one_pass(queries: Queries, share: Share) -> None:
         # a single row is both the first and the last
         replaced = [0, 0] if queries == "first+last" and rows == 1 else chosen
         assert torch.equal(norm[row, : len(replaced)], lse[row, replaced])
+
+
+@pytest.mark.parametrize("far", [-1e4, 1e4])
+def test_scores_under_a_normaliser_that_is_far_off_are_finite(far: float) -> None:
+    kv = on_device(paged((70,), dtype=torch.float32))
+    q = chunk((2,), 6, 8, torch.float32)
+    made = attention(q, kv, launch=small(), collect=Collect(), one_pass=True)
+    scores = torch.full((1, 2, 112), torch.nan, device=DEVICE)
+    norm = torch.full((1, 2, 6), far, device=DEVICE)
+    attend(made, q, kv, lens(70), lens(2), ranked=lens(69), scores=scores, norm=norm)
+    assert scores[..., :69].isfinite().all()
+    assert (scores[..., :69] > 0).all() == (far < 0)
 
 
 def test_the_last_row_of_a_prefill_ranks_its_own_chunk() -> None:

@@ -1,10 +1,14 @@
-"""The gate before a timing: a kernel against its reference, on a smaller shape of the kind."""
+"""The gate before a timing: the kernels that are to be timed against their references.
+
+They run as in the timing, compiled for its shapes and strides, over shorter contexts (a selection:
+over fewer layers), so that a reference is soon computed and nothing is compiled for the gate alone.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specbench.bench.kernels.cases import Case
-from specbench.bench.kernels.inputs import pool, randn, selected
+from specbench.bench.kernels.inputs import PAGE, pool, randn, selected
 from specbench.errors import NumericalError
 
 if TYPE_CHECKING:
@@ -13,7 +17,7 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-2
 """Largest relative error (root mean squares) of a bf16 kernel."""
 
-_CONTEXT, _BATCH, _LAYERS = 2_500, 2, 2
+_CONTEXT, _LAYERS = 2_500, 2
 
 
 def check(case: Case, device: str = "cuda", seed: int | None = None) -> float:
@@ -31,15 +35,8 @@ def check(case: Case, device: str = "cuda", seed: int | None = None) -> float:
     """
     import torch
 
-    small = replace(
-        case,
-        batch=min(case.batch, _BATCH),
-        context=min(case.context, _CONTEXT),
-        layers=min(case.layers, _LAYERS),
-        entries=min(case.entries, _CONTEXT // 3),
-    )
     made = {"verify": _verify, "sparse": _sparse, "select": _select}[case.op]
-    error = made(small, device, int(torch.seed()) % 2**31 if seed is None else seed)
+    error = made(case, device, int(torch.seed()) % 2**31 if seed is None else seed)
     if not error <= TOLERANCE:
         raise NumericalError(
             f"{case.name}: the kernel is off by {error:.2g} from its reference (at most "
@@ -49,36 +46,48 @@ def check(case: Case, device: str = "cuda", seed: int | None = None) -> float:
 
 
 def _verify(case: Case, device: str, seed: int) -> float:
+    """Without collection, with exact weights, and with weights in one pass."""
     import torch
 
     from specbench.kernels.paged_attention import reference
     from specbench.kernels.paged_attention.reference import Collect
     from specbench.kernels.paged_attention.triton import PagedAttention
 
-    keys, values, table = pool(case, device, seed)
-    shape = case.batch, case.rows, case.heads, case.dim
-    q = randn(shape, device, seed)
-    kv_lens = _lengths(case, device)
+    short = replace(case, context=min(case.context, _CONTEXT))
+    keys, values, pages = pool(short, device, seed)
+    table = pages.new_zeros(case.batch, -(-case.context // PAGE))
+    table[:, : pages.shape[1]] = pages
+    q = randn((case.batch, case.rows, case.heads, case.dim), device, seed)
+    kv_lens = _lengths(short, case.rows, device)
     q_lens = torch.full_like(kv_lens, case.rows)
     ranked = kv_lens - case.rows + 1
-    scores = torch.full((case.batch, case.kv_heads, case.context), torch.nan, device=device)
+    whole = torch.full((case.batch, case.kv_heads, case.context), torch.nan, device=device)
+    scores = whole[..., : short.context]
     collect = Collect()
-    attention = PagedAttention(
-        *(case.batch, case.rows, case.heads, case.kv_heads, case.dim, case.context),
-        q.dtype,
-        device,
-        collect,
-    )
     scale = case.dim**-0.5
-    out = attention(q, keys, values, table, kv_lens, q_lens, scale, ranked=ranked, scores=scores)
-    q32, k32, pages = q.float(), keys.float(), table.long()
-    expected = reference.paged_attention(q32, k32, values.float(), pages, kv_lens, q_lens, scale)
+    q32, k32, long = q.float(), keys.float(), pages.long()
+    lengths = kv_lens, q_lens
+    expected = reference.paged_attention(q32, k32, values.float(), long, *lengths, scale)
     expected_scores = torch.empty_like(scores)
-    reference.collect_scores(
-        q32, k32, pages, kv_lens, q_lens, ranked, scale, collect, expected_scores
-    )
+    reference.collect_scores(q32, k32, long, *lengths, ranked, scale, collect, expected_scores)
     known = expected_scores.isfinite()
-    errors = _relative(out, expected), _relative(scores[known], expected_scores[known])
+    lse = reference.log_sum_exp(q32, k32, long, *lengths, scale)
+    norm = lse[:, [0, case.rows - 1]].contiguous()
+    errors = []
+    for kind, one_pass in ((None, False), (collect, False), (collect, True)):
+        attention = PagedAttention(
+            *(case.batch, case.rows, case.heads, case.kv_heads, case.dim, case.context),
+            *(q.dtype, device, kind, one_pass),
+        )
+        more = {} if kind is None else {"ranked": ranked, "scores": scores}
+        if one_pass:
+            more["norm"] = norm
+        out = torch.full_like(q, torch.nan)
+        scores.fill_(torch.nan)
+        attention(q, keys, values, table, *lengths, scale, out=out, **more)
+        errors.append(_relative(out, expected))
+        if kind is not None:
+            errors.append(_relative(scores[known], expected_scores[known]))
     return torch.tensor(errors).max().item()  # which NaN is, where any is
 
 
@@ -88,12 +97,15 @@ def _sparse(case: Case, device: str, seed: int) -> float:
     from specbench.kernels.sparse_attention import reference
     from specbench.kernels.sparse_attention.triton import sparse_attention
 
-    keys, values, table = pool(case, device, seed)
+    short = replace(case, context=min(case.context, max(_CONTEXT, 2 * case.entries)))
+    keys, values, table = pool(short, device, seed)
     q = randn((case.batch, 1, case.heads, case.dim), device, seed)
-    slots = selected(case, table, device, seed)
+    slots = selected(short, table, device, seed)
     tail = torch.full((case.batch, 1), -1, dtype=torch.int32, device=device)
     scale = case.dim**-0.5
-    out = sparse_attention(q, keys, values, slots, tail, scale)
+    if device == "cuda":
+        torch.cuda.synchronize()  # what is settled was written well before
+    out = sparse_attention(q, keys, values, slots, tail, scale, settled=True)
     expected = reference.sparse_attention(
         q.float(), keys.float(), values.float(), slots.long(), tail.long(), scale
     )
@@ -104,13 +116,18 @@ def _select(case: Case, device: str, seed: int) -> float:
     import torch
 
     from specbench.kernels.selection.triton import select
+    from specbench.kernels.selection.workspace import SelectionWorkspace
 
     generator = torch.Generator(device).manual_seed(seed)
-    shape = case.layers, case.batch, case.kv_heads, case.context
+    shape = min(case.layers, _LAYERS), case.batch, case.kv_heads, case.context
     scores = torch.rand(shape, generator=generator, device=device).pow_(8)
-    ranked = _lengths(case, device)
+    ranked = _lengths(case, case.entries, device)
     keep = torch.full_like(ranked, case.entries)
-    found = select(scores, ranked, keep, case.entries).long()
+    out = torch.empty(*shape[:3], case.entries, dtype=torch.int32, device=device)
+    # for all layers, which decides how the kernel is launched
+    lists = case.layers * case.batch * case.kv_heads
+    workspace = SelectionWorkspace(lists, case.context, case.entries, device)
+    found = select(scores, ranked, keep, case.entries, workspace=workspace, out=out).long()
     candidate = torch.arange(case.context, device=device) < ranked[:, None]
     masked = scores.masked_fill(~candidate[:, None], -1)
     best = masked.topk(case.entries, -1).values
@@ -120,12 +137,12 @@ def _select(case: Case, device: str, seed: int) -> float:
     return 1 - right.float().mean().item()
 
 
-def _lengths(case: Case, device: str) -> "Tensor":
-    """Another length for each request, int32 `[R]`."""
+def _lengths(case: Case, least: int, device: str) -> "Tensor":
+    """Another length for each request, int32 `[R]`, `least` at least."""
     import torch
 
     row = torch.arange(case.batch, dtype=torch.int32, device=device)
-    return case.context - row * (case.context // 3)
+    return case.context - row * ((case.context - least) // case.batch)
 
 
 def _relative(found: "Tensor", expected: "Tensor") -> float:

@@ -1,6 +1,11 @@
 """`specbench kernels`: every case checked, measured in turns with its peer, and written down."""
 
 import os
+import time
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -34,6 +39,7 @@ COLUMNS = (
     "error",
 )
 FILE = "kernels.csv"
+_COMPILERS = 12  # processes, each with a context of its own on the device
 
 
 def run_kernels(
@@ -52,21 +58,38 @@ def run_kernels(
     if output is not None and (output / FILE).exists():
         raise UsageError(f"{output} holds a {FILE} already; give another --output")
     _require_device()
+    seconds = _compile(cases)
     peer = find_peer()
     copies = copy_bandwidth(repeats=repeats)
     console.print(
         f"copy bandwidth {median(copies) / 1e12:.2f} TB/s (read + write); "
-        f"peer: {peer.name if peer else 'no FlashAttention-3 found'}",
+        f"peer: {peer.name if peer else 'no FlashAttention-3 found'}; "
+        f"kernels compiled in {seconds:.0f} s",
         markup=False,
         highlight=False,
     )
     rows: list[dict[str, Any]] = []
     for case in cases:
         measured = _measure(case, peer, repeats, copies)
-        console.print(_line(case, measured), markup=False, highlight=False)
         rows += measured
         if output is not None:
             _write(output, rows)
+        console.print(_line(case, measured), markup=False, highlight=False)
+
+
+def _compile(cases: list[Case]) -> float:
+    """Seconds of compiling the cases' kernels in processes side by side, before any is timed.
+
+    Each process passes the gate, which calls what will be timed; the results lie in Triton's
+    cache. What goes wrong there goes wrong again in this process, which says so.
+    """
+    begin = time.perf_counter()
+    workers = min(len(cases), (os.cpu_count() or 1) - 1, _COMPILERS)
+    if workers > 1:
+        pool = ProcessPoolExecutor(workers, get_context("spawn"))
+        with suppress(BrokenProcessPool), pool:
+            wait([pool.submit(check, case) for case in cases])
+    return time.perf_counter() - begin
 
 
 def _require_device() -> None:
@@ -154,7 +177,7 @@ def _line(case: Case, rows: list[dict[str, Any]]) -> str:
 
 
 def _write(output: Path, rows: list[dict[str, Any]]) -> None:
-    """The table anew after every case, and what it was measured on beside it."""
+    """The table anew after every case; beside it, after the first, what it was measured on."""
     import json
     import sys
 
@@ -167,7 +190,9 @@ def _write(output: Path, rows: list[dict[str, Any]]) -> None:
         part = output / f"{FILE}.part"
         pd.DataFrame(rows, columns=list(COLUMNS)).to_csv(part, index=False)
         os.replace(part, output / FILE)
-        environment = json.dumps(describe(["specbench", *sys.argv[1:]]), indent=1)
-        (output / "environment.json").write_text(environment, encoding="utf-8")
+        environment = output / "environment.json"
+        if len({row["case"] for row in rows}) == 1:  # asking takes seconds, and it does not change
+            text = json.dumps(describe(["specbench", *sys.argv[1:]]), indent=1)
+            environment.write_text(text, encoding="utf-8")
     except OSError as error:
         raise DataError(f"cannot write to {output}: {error}") from error

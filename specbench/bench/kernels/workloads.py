@@ -100,7 +100,7 @@ def _sparse(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
     scale = case.dim**-0.5
     calls: dict[str, Call] = {
         OURS: lambda: sparse_attention(
-            q, keys, values, slots, tail, scale, workspace=workspace, out=out
+            q, keys, values, slots, tail, scale, workspace=workspace, out=out, settled=True
         )
     }
     if peer is not None:

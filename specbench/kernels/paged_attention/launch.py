@@ -1,6 +1,7 @@
 """How the attention pass is launched: one table of tunable numbers."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -29,6 +30,15 @@ class Launch:
     merge_bytes : int
         Where the partial results of a job are expected to be no more than this, the last of its
         programs merges them; otherwise a second kernel does.
+    votes : {"weights", "probe", "turned"}
+        What the scores of one pass are made of: the weights that the softmax has, rescaled and
+        summed over rows; a product of the collected rows with the keys; or that product with keys
+        as rows. Logits always have a product of their own. "weights" is for tiles of up to 32
+        rows, whose columns are one warp's each.
+    hold : int
+        Key tiles whose scores are stored together, a power of two.
+    store : str
+        Cache operator of these stores: "", ".cs" (evict first), ".cg" or ".wb".
     """
 
     block_m: int
@@ -38,6 +48,9 @@ class Launch:
     programs: int = 2
     min_tiles: int = 4
     merge_bytes: int = 0
+    votes: Literal["weights", "probe", "turned"] = "weights"
+    hold: int = 8
+    store: Literal["", ".cs", ".cg", ".wb"] = ""
 
 
 # (head dim as a power of two, entry of ROW_TILES, collecting): measured to be better than the rule
@@ -71,9 +84,19 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
     # 256 keys are little work next to starting a program
     min_tiles = max(1, 256 // block_n)
     if rows == 128:
-        return Launch(rows, block_n, warps=8, programs=1, min_tiles=min_tiles)
+        return Launch(
+            rows, block_n, warps=8, programs=1, min_tiles=min_tiles, votes="probe", hold=1
+        )
     if rows == 64:
-        return Launch(rows, block_n, stages=3, min_tiles=min_tiles, merge_bytes=160 * 1024)
+        return Launch(
+            rows,
+            block_n,
+            stages=3,
+            min_tiles=min_tiles,
+            merge_bytes=160 * 1024,
+            votes="turned",
+            hold=1,
+        )
     return Launch(rows, block_n, min_tiles=min_tiles)
 
 

@@ -62,6 +62,10 @@ def attend_job(
     GROUP: tl.constexpr,
     COLUMNS: tl.constexpr,
     COLLECT: tl.constexpr,
+    PROBED: tl.constexpr,
+    TURNED: tl.constexpr,
+    HOLD: tl.constexpr,
+    STORE: tl.constexpr,
     VALUES: tl.constexpr,
     WHICH: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -92,7 +96,7 @@ def attend_job(
         ranked = tl.where(tl.min(packed, 0) == 0, ranked, 0)
     if COLLECT == LOGIT:
         probe = summed_query(q_ptr, rows, h, q_stride, d, HEAD_DIM, GROUP, WHICH, SLOTS, BLOCK_C)
-    if COLLECT == NORMED:
+    if COLLECT == NORMED and PROBED:
         slot = tl.arange(0, BLOCK_C)
         head = slot % GROUP
         voter, counts = collected_row(slot // GROUP, rows, WHICH)
@@ -104,6 +108,11 @@ def attend_job(
             + (h * GROUP + head) * norm_stride[2]
         )
         norm = tl.load(norm_ptr + at, mask=counts, other=float("inf")) * LOG2E
+    if COLLECT == NORMED and not PROBED:
+        c = collected_index(row, rows, WHICH)
+        at = r * norm_stride[0] + c * norm_stride[1] + (h * GROUP + packed % GROUP) * norm_stride[2]
+        # rows that do not vote have an infinite normaliser
+        norm = tl.load(norm_ptr + at, mask=c >= 0, other=float("inf")) * LOG2E
     if COLLECT == EXACT:
         c = collected_index(row, rows, WHICH)
         kept = tl.where(c >= 0, c * GROUP + packed % GROUP, -1)
@@ -153,6 +162,11 @@ def attend_job(
             PAGE_SIZE,
             COLUMNS,
             COLLECT,
+            PROBED,
+            TURNED,
+            # few tiles are masked
+            1 if masked else HOLD,
+            STORE,
             VALUES,
             SLOTS,
             BLOCK_M,
@@ -204,6 +218,10 @@ def attend_kernel(
     PAGE_SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
     COLLECT: tl.constexpr,
+    PROBED: tl.constexpr,
+    TURNED: tl.constexpr,
+    HOLD: tl.constexpr,
+    STORE: tl.constexpr,
     VALUES: tl.constexpr,
     WHICH: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -278,6 +296,10 @@ def attend_kernel(
             GROUP,
             COLUMNS,
             COLLECT,
+            PROBED,
+            TURNED,
+            HOLD,
+            STORE,
             VALUES,
             WHICH,
             SLOTS,

@@ -5,6 +5,9 @@ import triton.language as tl
 
 from specbench.kernels.paged_attention.triton_rows import EXACT, LOGIT, NORMED
 
+# log2 of the largest factor of a weight: the sum of 128 such is finite
+MOST = tl.constexpr(100.0)
+
 
 @triton.jit
 def load_pages(
@@ -43,6 +46,35 @@ def load_tile(at, d, inside, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit
+def probed(k, probe, norm, scale2, COLLECT: tl.constexpr, TURNED: tl.constexpr):
+    """Scores `[N]` of a tile of keys from a product of its own with the rows of `probe`.
+
+    TURNED has keys as rows: a warp-group product, and few values of a key in other threads.
+    """
+    if TURNED:
+        votes = tl.dot(k, tl.trans(probe), input_precision="ieee")
+        if COLLECT == NORMED:
+            votes = tl.exp2(votes * scale2 - norm[None, :])
+        return tl.sum(votes, 1)
+    else:
+        votes = tl.dot(probe, tl.trans(k), input_precision="ieee")
+        if COLLECT == NORMED:
+            votes = tl.exp2(votes * scale2 - norm[:, None])
+        return tl.sum(votes, 0)
+
+
+@triton.jit
+def store_held(scores_ptr, held, tile, first, ranked, STORE: tl.constexpr):
+    """Scores `[HOLD, N]` of tiles up to `tile`, of which those before `first` are another's."""
+    HOLD: tl.constexpr = held.shape[0]
+    BLOCK_N: tl.constexpr = held.shape[1]
+    t = tile // HOLD * HOLD + tl.arange(0, HOLD)
+    n = t[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    there = (n < ranked) & ((t >= first) & (t <= tile))[:, None]
+    tl.store(scores_ptr + n, held, mask=there, cache_modifier=STORE)
+
+
+@triton.jit
 def attend_tiles(
     acc,
     total,
@@ -74,6 +106,10 @@ def attend_tiles(
     PAGE_SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
     COLLECT: tl.constexpr,
+    PROBED: tl.constexpr,
+    TURNED: tl.constexpr,
+    HOLD: tl.constexpr,
+    STORE: tl.constexpr,
     VALUES: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -86,6 +122,8 @@ def attend_tiles(
     Strides of the caches are compile-time constants, which halves the work on addresses.
     """
     offset = tl.arange(0, BLOCK_N)
+    turn = tl.arange(0, HOLD)
+    held = tl.zeros([HOLD, BLOCK_N], tl.float32)
     page = load_pages(table_ptr, first, last, length, PAGE_SIZE, BLOCK_N, MASKED)
     for tile in tl.range(first, last, num_stages=1 if MASKED else None):
         n = tile * BLOCK_N + offset
@@ -100,11 +138,8 @@ def attend_tiles(
         page = load_pages(table_ptr, tile + 1, last, length, PAGE_SIZE, BLOCK_N, MASKED)
         k = load_tile(k_at, d, inside, HEAD_DIM, MASKED)
         logits = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if COLLECT >= LOGIT:
-            votes = tl.dot(probe, tl.trans(k), input_precision="ieee")
-            if COLLECT == NORMED:
-                votes = tl.exp2(votes * scale2 - norm[:, None])
-            tl.store(scores_ptr + n, tl.sum(votes, 0), mask=n < ranked)
+        if PROBED:
+            vote = probed(k, probe, norm, scale2, COLLECT, TURNED)
         if MASKED:
             if COLUMNS == 0:
                 visible = n[None, :] <= (length - rows + row)[:, None]
@@ -137,4 +172,17 @@ def attend_tiles(
         if VALUES:
             v = load_tile(v_at, d, inside, HEAD_DIM, MASKED)
             acc = tl.dot(weights.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        # after the products, which need not wait for them
+        if COLLECT == NORMED and not PROBED:
+            factor = tl.exp2(tl.minimum(peak - norm, MOST))
+            vote = tl.sum(weights * factor[:, None], 0)
+        if COLLECT >= LOGIT:
+            if HOLD == 1:
+                tl.store(scores_ptr + n, vote, mask=n < ranked, cache_modifier=STORE)
+            else:
+                held = tl.where(turn[:, None] == tile % HOLD, vote[None, :], held)
+                if tile % HOLD == HOLD - 1:
+                    store_held(scores_ptr, held, tile, first, ranked, STORE)
+    if COLLECT >= LOGIT and HOLD > 1:
+        store_held(scores_ptr, held, last - 1, first, ranked, STORE)
     return acc, total, top
