@@ -14,7 +14,15 @@ from tests.support.paged import randn
 pytest.importorskip("triton")
 
 from specbench.kernels.selection.triton import select
-from specbench.kernels.selection.workspace import FEW, MANY, Launch, SelectionWorkspace
+from specbench.kernels.selection.workspace import (
+    FEW,
+    FEW_SHORT,
+    MANY,
+    SHORT,
+    Launch,
+    SelectionWorkspace,
+    default_launch,
+)
 
 # the greatest of nothing but NaN, which the kernel asks for and passes over
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice")
@@ -97,7 +105,7 @@ def test_equals_the_reference(length: int) -> None:
     check(run(scores, ranked, keep, width), scores, ranked, keep)
 
 
-@pytest.mark.parametrize("launch", [MANY, FEW])
+@pytest.mark.parametrize("launch", [MANY, SHORT, FEW, FEW_SHORT])
 def test_the_launches_of_real_calls(launch: Launch) -> None:
     scores = torch.softmax(3 * scores_of(7, 1, 2, 1, 40_000), dim=-1)
     ranked, keep = [40_000, 9001], [2800, 700]
@@ -329,3 +337,25 @@ def test_what_it_cannot_take() -> None:
         select(scores[..., ::2], two, two, 4)
     with pytest.raises(ValueError, match="at most 1 lists of 50 scores"):
         select(scores, two, two, 4, workspace=poisoned(1, 50, 4))
+
+
+def test_a_launch_holds_the_candidates_of_what_it_is_chosen_for() -> None:
+    """In registers, so that no step of the search reads them again."""
+    for rows, width, length in ((1152, 7000, 100_000), (3072, 1400, 20_000), (48, 1200, 24_000)):
+        launch = default_launch(rows, length, width, 132)
+        share = width / length
+        deviation = (launch.samples * share * (1 - share)) ** 0.5
+        candidates = width + length * launch.margin * (deviation + 1) / launch.samples
+        each = candidates / launch.columns
+        assert each + 3 * each**0.5 < launch.kept
+        assert launch.columns * launch.programs_per_sm * launch.registers <= 65_536
+
+
+def test_ordinary_lists_are_chosen_from_few_candidates() -> None:
+    """None is left to the slow path, though its columns have little more room than they need."""
+    scores = scores_of(5, 1, 2, 1, 3000).exp()
+    workspace = poisoned(2, 3000, 30, replace(SMALL, margin=1))
+    assert workspace.capacity < 3000 / workspace.launch.columns / 2
+    lengths = torch.full((2,), 3000, device=DEVICE)
+    select(scores.to(DEVICE), lengths, torch.full_like(lengths, 30), 30, workspace=workspace)
+    assert (workspace.failed == 2**31 - 1).all()

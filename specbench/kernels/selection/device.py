@@ -42,10 +42,21 @@ def _reach(value, bound):
 
 @triton.jit
 def _middle(low, at_low, top, at_top, need, step):
-    """A key between `low` and `top`: where `need` values should reach it, or by turns half way."""
-    share = (at_low - need).to(tl.float32) / (at_low - at_top).to(tl.float32)
+    """A key between `low` and `top`: where about `need` values should reach it, or half way.
+
+    Of the two ends the one that is further off is to come near, so the guess aims past `need` by
+    what neighbouring values scatter; each third step halves, whatever the values.
+    """
+    over = (at_low - need).to(tl.float32)
+    under = (need - at_top).to(tl.float32)
+    past = tl.where(
+        over < under,
+        tl.minimum(tl.sqrt(over), under * 0.5),
+        -tl.minimum(tl.sqrt(under), over * 0.5),
+    )
+    share = (over + past) / (over + under)
     span = (top - low).to(tl.float32)
-    guess = low + tl.where(step % 2 == 0, span * share, span * 0.5).to(tl.int64)
+    guess = low + (span * tl.where(step % 3 == 2, 0.5, share)).to(tl.int64)
     return tl.minimum(tl.maximum(guess, low + 1), top - 1)
 
 
@@ -76,6 +87,8 @@ def threshold(
     share = need.to(tl.float32) / entries.to(tl.float32)
     deviation = tl.sqrt(SAMPLES * share * (1.0 - share))
     rank = (SAMPLES * share + MARGIN * (deviation + 1.0)).to(tl.int32)
+    # a little more does no harm, and ends the search sooner
+    enough = rank + (0.5 * deviation).to(tl.int32)
 
     least = tl.min(tl.min(value, 1), 0)
     low = _key(least)
@@ -87,7 +100,7 @@ def threshold(
     if at_low <= rank:
         low = low * 0 + LEAST
         at_low = rank
-    while (top - low > 1) & (at_low > rank):
+    while (top - low > 1) & (at_low > enough):
         middle = _middle(low, at_low, top, at_top, rank, step)
         reached = tl.sum(_reach(value, _value(middle)), 0)
         if reached >= rank:
@@ -102,11 +115,12 @@ def threshold(
 
 @triton.jit
 def load_tile(line, start, COLUMNS: tl.constexpr, DEPTH: tl.constexpr):
-    """A tile of scores, all of which exist."""
+    """A tile of scores, all of which exist: read once, and not in place of the candidates in L2."""
     column = tl.arange(0, COLUMNS)
     depth = tl.arange(0, DEPTH)[None, :]
     # the constant part of an address comes last: it becomes part of the instruction
-    return tl.load((line + start + column)[:, None] + depth * COLUMNS)
+    place = (line + start + column)[:, None] + depth * COLUMNS
+    return tl.load(place, eviction_policy="evict_first")
 
 
 @triton.jit

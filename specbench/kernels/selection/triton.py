@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.kernels.launch import dependent, release_next, wait_for_previous
 from specbench.kernels.selection.device import (
     LEAST,
     choose,
@@ -111,6 +112,7 @@ def select(
         RUN=launch.run,
         num_warps=launch.warps,
         maxnreg=launch.registers,
+        **dependent(True, scores.device),
     )
     _rescue[grid](
         *(scores, ranked, keep, block_table, out, *shape, *strides),
@@ -121,6 +123,7 @@ def select(
         DEPTH=launch.depth,
         num_warps=launch.warps,
         maxnreg=launch.registers,
+        **dependent(True, scores.device),
     )
     return out
 
@@ -196,11 +199,13 @@ def _select(
     KEPT: tl.constexpr,
     SAMPLES: tl.constexpr,
     RUN: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """List by list: a threshold from a sample, all that reaches it, the best of that."""
     TILE: tl.constexpr = COLUMNS * DEPTH
     own = found + tl.program_id(0).to(tl.int64) * found_stride
-    row = tl.atomic_add(queue, 1, sem="relaxed")
+    wait_for_previous(PDL)
+    row = tl.program_id(0)
     while row < rows:
         line = scores + _row(row, requests, sets, scores_layer, scores_request, scores_set)
         target = out + _row(row, requests, sets, out_layer, out_request, out_set)
@@ -247,7 +252,8 @@ def _select(
                 tl.store(failed + tl.atomic_add(queue + 1, 1, sem="relaxed"), row)
             tl.debug_barrier()
         fill(target, need, width, COLUMNS)
-        row = tl.atomic_add(queue, 1, sem="relaxed")
+        row = tl.num_programs(0) + tl.atomic_add(queue, 1, sem="relaxed")
+    release_next(PDL)
     # each program asks once in vain; the last one leaves the queue as it was
     if row == rows + tl.num_programs(0) - 1:
         tl.store(queue, 0)
@@ -280,8 +286,10 @@ def _rescue(
     PAGE: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """A list whose threshold let too few or too many through: search the scores themselves."""
+    wait_for_previous(PDL)
     lists = tl.load(queue + 1)
     turn = tl.atomic_add(queue + 2, 1)
     while turn < lists:

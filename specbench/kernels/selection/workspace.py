@@ -48,8 +48,10 @@ class Launch:
         return 32 * self.warps
 
 
-# Starting points, to be replaced by what a sweep finds: where there are more lists than
-# multiprocessors, two programs hide each other's waiting; else one list gets all threads.
+# By analysis of the compiled code, for a sweep to correct. A list's candidates, half as many again
+# as are kept of it, have to fit the registers of a program with room for the fullest column. Where
+# there are more lists than multiprocessors, programs hide each other's waiting: the smaller, the
+# more of them. Else a list gets many threads.
 MANY = Launch(
     warps=8,
     depth=32,
@@ -60,11 +62,24 @@ MANY = Launch(
     programs_per_sm=2,
     registers=128,
 )
+SHORT = replace(MANY, warps=4, kept=32, programs_per_sm=4)
 FEW = replace(MANY, warps=16, kept=32, programs_per_sm=1)
+FEW_SHORT = replace(FEW, depth=16, kept=16)
+# most that is kept of a list for the short ones
+_SHORT_WIDTH, _FEW_SHORT_WIDTH = 1_500, 2_500
 # candidates are spread over columns, of which the fullest counts
 _SPREAD = 2
 # where the interpreter stands in for a device
 _INTERPRETED_SMS = 4
+
+
+def default_launch(rows: int, length: int, width: int, sms: int) -> Launch:
+    """The launch for `rows` lists of `length` of which `width` are kept, on `sms` processors."""
+    if rows > sms:
+        # lists that go without a sample are candidates as a whole
+        short = width <= _SHORT_WIDTH and length > 2 * SHORT.samples
+        return SHORT if short else MANY
+    return FEW_SHORT if width <= _FEW_SHORT_WIDTH else FEW
 
 
 class SelectionWorkspace:
@@ -110,7 +125,7 @@ class SelectionWorkspace:
         if torch.device(device).type == "cuda":
             sms = torch.cuda.get_device_properties(device).multi_processor_count
         if launch is None:
-            launch = MANY if rows > sms else FEW
+            launch = default_launch(rows, length, width, sms)
         self.launch = launch
         self._limits = rows, length, width
         self.programs = max(1, min(rows, sms * launch.programs_per_sm))
