@@ -84,21 +84,21 @@ def launches(case: Case) -> list[Any]:
         cut = itertools.product(tiles, (1, 2, 3, 4))
         return [own, *(sparse.Launch(*tile, programs, 2) for tile, programs in cut)]
     tried = [own]
-    votes = [("probe", 1), ("turned", 1), ("turned", 4), (own.votes, 8 if own.hold == 1 else 1)]
-    if own.block_m < 64:
-        votes += [("probe", 8), ("weights", 2), ("weights", 4)]
-    tried += [replace(own, votes=kind, hold=hold) for kind, hold in votes]
-    tried += [replace(own, store=".cs"), replace(own, store=".cs", hold=1)]
+    tried += [replace(own, hold=hold, store=to) for hold in (1, own.hold) for to in ("", ".cs")]
+    tried += [replace(own, hold=2), replace(own, hold=2 * own.hold)]
+    tried += [replace(own, votes="probe", hold=1, store=""), replace(own, votes="probe")]
+    tried += [replace(own, votes="turned", hold=1), replace(own, votes="turned")]
     tried += [replace(own, programs=n * own.programs) for n in (2, 3, 4)]
     tried.append(replace(own, stages=own.stages - 1))
     if own.block_m < 64:
-        # warp-group products, which no thread of another warp waits for
-        wide = replace(own, block_m=64, stages=3, votes="turned", hold=1)
-        tried += [wide, replace(wide, programs=2 * wide.programs), replace(wide, stages=2)]
-        tried.append(replace(wide, block_n=2 * wide.block_n, warps=8, programs=1))
+        # warp-group products: no thread waits for those of another warp
+        wide = replace(own, block_m=64, stages=3, votes="probe")
+        tried += [wide, replace(wide, programs=2 * wide.programs), replace(wide, hold=1)]
+        tried.append(replace(wide, votes="turned", stages=2))
+        tried.append(replace(wide, votes="turned", block_n=2 * wide.block_n, warps=8, programs=1))
     else:
-        tried.append(replace(own, block_n=own.block_n // 2, stages=5))
-        tried.append(replace(own, block_n=own.block_n // 2, stages=3, programs=3))
+        half = replace(own, block_n=own.block_n // 2, stages=5, hold=2 * own.hold)
+        tried += [half, replace(half, hold=1), replace(half, stages=4), replace(half, stages=3)]
     tried.append(replace(own, warps=8, programs=1))
     if case.batch == 1:
         tried += [

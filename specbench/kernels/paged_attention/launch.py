@@ -38,7 +38,7 @@ class Launch:
     hold : int
         Key tiles whose scores are stored together, a power of two.
     store : str
-        Cache operator of these stores: "", ".cs" (evict first), ".cg" or ".wb".
+        Cache operator of these stores: "", ".cs" (evicted first), ".cg" or ".wb".
     """
 
     block_m: int
@@ -49,8 +49,8 @@ class Launch:
     min_tiles: int = 4
     merge_bytes: int = 0
     votes: Literal["weights", "probe", "turned"] = "weights"
-    hold: int = 8
-    store: Literal["", ".cs", ".cg", ".wb"] = ""
+    hold: int = 1
+    store: Literal["", ".cs", ".cg", ".wb"] = ".cs"
 
 
 # (head dim as a power of two, entry of ROW_TILES, collecting): measured to be better than the rule
@@ -84,9 +84,9 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
     # 256 keys are little work next to starting a program
     min_tiles = max(1, 256 // block_n)
     if rows == 128:
-        return Launch(
-            rows, block_n, warps=8, programs=1, min_tiles=min_tiles, votes="probe", hold=1
-        )
+        return Launch(rows, block_n, warps=8, programs=1, min_tiles=min_tiles, votes="probe")
+    # 2 KB of scores at a time: memory turns from reading to writing less often
+    hold = max(1, 512 // block_n)
     if rows == 64:
         return Launch(
             rows,
@@ -95,9 +95,9 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
             min_tiles=min_tiles,
             merge_bytes=160 * 1024,
             votes="turned",
-            hold=1,
+            hold=hold,
         )
-    return Launch(rows, block_n, min_tiles=min_tiles)
+    return Launch(rows, block_n, min_tiles=min_tiles, hold=hold)
 
 
 def power_of_2(number: int) -> int:
