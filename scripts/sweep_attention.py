@@ -163,8 +163,12 @@ def compile_one(case: Case, launch: Any, device: str = "cuda") -> str | None:
         if device == "cuda":
             torch.cuda.synchronize()
     except Exception as error:  # such a launch is a row without times
-        return f"{type(error).__name__} {str(error)[:80]}"
+        return reason(error)
     return None
+
+
+def reason(error: Exception) -> str:
+    return f"{type(error).__name__} {str(error)[:80]}"
 
 
 def times(case: Case, launch: Any, pools: list[Inputs]) -> dict[str, float]:
@@ -205,7 +209,10 @@ def main(out: str, *names: str) -> None:
             for launch in launches(case):
                 row = {"case": case.name, "launch": str(launch), "failed": failed[case, launch]}
                 if row["failed"] is None:
-                    row |= times(case, launch, pools)
+                    try:
+                        row |= times(case, launch, pools)
+                    except Exception as error:
+                        row["failed"] = reason(error)
                 rows.append(row)
                 writer.writerow(row)
                 file.flush()

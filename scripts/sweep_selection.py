@@ -104,8 +104,12 @@ def compile_one(shape: Shape, launch: Launch, device: str = "cuda") -> str | Non
         if device == "cuda":
             torch.cuda.synchronize()
     except Exception as error:  # such a launch is a row without a time
-        return f"{type(error).__name__} {str(error)[:80]}"
+        return reason(error)
     return None
+
+
+def reason(error: Exception) -> str:
+    return f"{type(error).__name__} {str(error)[:80]}"
 
 
 def slow_lists(shape: Shape, launch: Launch, scores: Tensor) -> int:
@@ -150,12 +154,15 @@ def main(out: str) -> None:
                 row: dict[str, Any] = {"shape": name, "launch": str(launch)}
                 row["failed"] = failed[shape, launch]
                 if row["failed"] is None:
-                    row["us"] = times(shape, launch, pools)
-                    row["slow"] = slow_lists(shape, launch, pools[0])
+                    try:
+                        row["us"] = times(shape, launch, pools)
+                        row["slow"] = slow_lists(shape, launch, pools[0])
+                    except Exception as error:
+                        row["failed"] = reason(error)
                 rows.append(row)
                 writer.writerow(row)
                 file.flush()
-            timed = sorted((row for row in rows if "us" in row), key=lambda row: row["us"])
+            timed = sorted((row for row in rows if "slow" in row), key=lambda row: row["us"])
             print(f"{name}: the rule {rows[0].get('us', float('nan')):.1f} us")
             for row in timed[:4]:
                 print(f"{row['us']:8.1f} us {row['slow']:4} slow  {row['launch']}", flush=True)
