@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -185,7 +186,7 @@ def show(case: Case, rows: list[dict[str, Any]]) -> None:
     """The rule's row, and the best of each kind."""
     seen = [rows[0]]
     for kind in (ONE_PASS, PLAIN):
-        seen += sorted((r for r in rows if kind in r), key=lambda r, k=kind: r[k])[:4]
+        seen += sorted((r for r in rows if kind in r), key=itemgetter(kind))[:4]
     print(f"{case.name:19}" + "".join(f"{kind:>10}" for kind in KINDS))
     for row in {row["launch"]: row for row in seen}.values():
         cells = "".join(f"{row[k]:10.1f}" if k in row else " " * 10 for k in KINDS)
@@ -207,7 +208,8 @@ def main(out: str, *names: str) -> None:
             pools = [Inputs.make(case, "cuda", seed) for seed in range(count)]
             rows: list[dict[str, Any]] = []
             for launch in launches(case):
-                row = {"case": case.name, "launch": str(launch), "failed": failed[case, launch]}
+                row: dict[str, Any] = {"case": case.name, "launch": str(launch)}
+                row["failed"] = failed[case, launch]
                 if row["failed"] is None:
                     try:
                         row |= times(case, launch, pools)
