@@ -39,6 +39,10 @@ def calls(heads: int, kv_heads: int, dim: int) -> None:
         sparse_attention(q, cache, cache, listed, table, 0.1, unit, settled=True, ahead=ahead)
         sums = torch.empty(2, heads)
         sparse_attention(q, cache, cache, listed, table, 0.1, unit, lse=sums)
+    # lists of several tiles
+    long = torch.zeros(2, kv_heads, 300, dtype=torch.int32)
+    for settled in (False, True):
+        sparse_attention(q, cache, cache, long, table, 0.1, settled=settled)
     rows = 51
     sums, weights = torch.empty(2, rows, heads), torch.empty(2, rows, 80)
     for mask in (None, torch.zeros(2, rows, rows, dtype=torch.bool)):
@@ -93,6 +97,9 @@ def test_they_compile_for_hopper(tmp_path: Path) -> None:
     for kernel in kernels:
         assert kernel["stack"] == 0, kernel["name"]
         assert kernel["shared"] <= 227 * 1024, kernel["name"]
+    # keys and values of a settled list are read before the wait
+    before = (kernel["ptx"].partition("griddepcontrol.wait")[0] for kernel in kernels)
+    assert any(ptx.count("ld.global.v4") >= 16 for ptx in before)
 
 
 if __name__ == "__main__":

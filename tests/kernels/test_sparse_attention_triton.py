@@ -26,6 +26,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = (1, 15, 16, 17, 63, 100)
 SCALE = 0.31
 SMALL = Launch(tile=16, warps=4, stages=2, programs_per_sm=12, tiles_per_split=1)
+# lists that are settled, their first tiles read before the wait
+HELD = replace(SMALL, programs_per_sm=6, held=True)
 # weights are rounded to the inputs' type before they meet the values: relative and absolute
 TOLERANCE = {
     torch.float32: (2e-5, 1e-5),
@@ -86,24 +88,27 @@ def run(
         counts=None if counts is None else counts.to(DEVICE),
         workspace=workspace,
         out=torch.full(q.shape, torch.nan, dtype=q.dtype, device=DEVICE),
+        settled=launch.held,
         lse=lse,
     )
 
 
 @pytest.mark.parametrize("sets", [1, 2])
 @pytest.mark.parametrize(
-    ("group", "dtype"),
+    ("group", "dtype", "launch"),
     [
-        *((group, torch.float32) for group in (1, 3, 7)),
-        (4, torch.float16),
-        (4, torch.bfloat16),
+        *((group, torch.float32, SMALL) for group in (1, 3, 7)),
+        (4, torch.float16, SMALL),
+        (4, torch.bfloat16, SMALL),
+        (7, torch.float32, HELD),
+        (4, torch.bfloat16, HELD),
     ],
 )
-def test_equals_the_reference(group: int, sets: int, dtype: torch.dtype) -> None:
+def test_equals_the_reference(group: int, sets: int, dtype: torch.dtype, launch: Launch) -> None:
     kv = on_device(paged(LENGTHS, dtype=dtype))
     selected, tail, _ = choose(kv, sets, width=41, tail_width=7)
     q = randn(5, len(LENGTHS), 1, 2 * group, 8, dtype=dtype)
-    check(run(kv, q, selected, tail), q, kv, selected, tail)
+    check(run(kv, q, selected, tail, launch), q, kv, selected, tail)
 
 
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
@@ -136,16 +141,23 @@ def test_page_size_is_read_from_the_cache(page_size: int) -> None:
 
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 49])
 @pytest.mark.parametrize("programs", [1, 3, 40])
-def test_tiles_and_splits_need_not_divide_the_list(width: int, programs: int) -> None:
+@pytest.mark.parametrize("small", [SMALL, HELD])
+def test_tiles_and_splits_need_not_divide_the_list(
+    width: int, programs: int, small: Launch
+) -> None:
     kv = on_device(paged((63, 100), dtype=torch.float32))
     selected, tail, _ = choose(kv, 2, width=width, tail_width=3)
     q = randn(5, 2, 1, 4, 8, dtype=torch.float32)
-    launch = replace(SMALL, programs_per_sm=programs)
+    launch = replace(small, programs_per_sm=programs)
     check(run(kv, q, selected, tail, launch), q, kv, selected, tail)
 
 
-@pytest.mark.parametrize("programs", [1, 40], ids=["whole lists", "splits"])
-def test_sums_of_the_logits_are_left_where_they_are_wanted(programs: int) -> None:
+@pytest.mark.parametrize(
+    "launch",
+    [replace(SMALL, programs_per_sm=1), replace(SMALL, programs_per_sm=40), HELD],
+    ids=["whole lists", "splits", "held"],
+)
+def test_sums_of_the_logits_are_left_where_they_are_wanted(launch: Launch) -> None:
     kv = on_device(paged(LENGTHS, dtype=torch.float32))
     selected, tail, _ = choose(kv, 2, width=41, tail_width=7)
     selected[3], tail[3] = -1, -1
@@ -155,25 +167,25 @@ def test_sums_of_the_logits_are_left_where_they_are_wanted(programs: int) -> Non
     reference.sparse_attention(q.double(), *caches, selected, tail, SCALE, lse=expected)
     # one step of several, as the drafts leave them
     steps = torch.full((len(LENGTHS), 3, 6), torch.nan, device=DEVICE)
-    launch = replace(SMALL, programs_per_sm=programs)
     run(kv, q, selected, tail, launch, lse=steps[:, 1])
     torch.testing.assert_close(steps[:, 1].double().cpu(), expected, rtol=2e-5, atol=1e-5)
     assert (expected[3] == -torch.inf).all()
     assert steps[:, [0, 2]].isnan().all()
 
 
-def test_lists_of_one_entry() -> None:
+@pytest.mark.parametrize("launch", [SMALL, HELD])
+def test_lists_of_one_entry(launch: Launch) -> None:
     kv = on_device(paged((17, 63), dtype=torch.float32))
     selected = torch.stack([kv.slots(r, torch.tensor([[5], [16]])) for r in range(2)])
     q = randn(5, 2, 1, 4, 8, dtype=torch.float32)
     none = torch.full((2, 3), -1)
-    out = run(kv, q, selected, none)
+    out = run(kv, q, selected, none, launch)
     check(out, q, kv, selected, none)
     for r in range(2):
         torch.testing.assert_close(out[r, 0, 0].cpu(), kv.values[r][5, 0])
     tail = selected[:, 0]
     nothing = torch.full((2, 2, 20), -1)
-    check(run(kv, q, nothing, tail), q, kv, nothing, tail)
+    check(run(kv, q, nothing, tail, launch), q, kv, nothing, tail)
 
 
 def compact(lists: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,9 +194,9 @@ def compact(lists: Tensor) -> tuple[Tensor, Tensor]:
     return lists.gather(-1, order), (lists >= 0).sum(-1)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("shared", "launch"), [(False, SMALL), (True, SMALL), (False, HELD)])
 @pytest.mark.parametrize("sets", [1, 2])
-def test_counts_end_the_lists(sets: int, shared: bool) -> None:
+def test_counts_end_the_lists(sets: int, shared: bool, launch: Launch) -> None:
     kv = on_device(paged(LENGTHS, dtype=torch.float32))
     selected, tail, _ = choose(kv, sets, width=41, tail_width=7)
     selected, counts = compact(selected)
@@ -198,7 +210,7 @@ def test_counts_end_the_lists(sets: int, shared: bool) -> None:
     # what stands past a count is not even a slot
     beyond = selected.masked_fill(past[:, None] if shared else past, 2**40)
     counts = counts.to(torch.int32 if shared else torch.int64)
-    check(run(kv, q, beyond, tail, counts=counts), q, kv, selected, tail)
+    check(run(kv, q, beyond, tail, launch, counts), q, kv, selected, tail)
 
 
 def test_one_workspace_serves_call_after_call() -> None:
@@ -227,11 +239,12 @@ def test_one_workspace_serves_call_after_call() -> None:
     ids=["none", "list", "tail", "both"],
 )
 @pytest.mark.parametrize("sets", [1, 2])
-def test_empty_lists_give_zeros(sets: int, width: int, tail_width: int) -> None:
+@pytest.mark.parametrize("launch", [SMALL, HELD])
+def test_empty_lists_give_zeros(sets: int, width: int, tail_width: int, launch: Launch) -> None:
     kv = on_device(paged((15, 63), dtype=torch.float32))
     q = torch.full((2, 1, 6, 8), torch.nan)
     selected = torch.full((2, sets, width), -1)
-    assert (run(kv, q, selected, torch.full((2, tail_width), -1)) == 0).all()
+    assert (run(kv, q, selected, torch.full((2, tail_width), -1), launch) == 0).all()
 
 
 def test_a_request_without_entries_leaves_the_others_alone() -> None:
@@ -273,12 +286,16 @@ def test_wide_groups() -> None:
     check(run(kv, q, selected, tail), q, kv, selected, tail)
 
 
-@pytest.mark.parametrize(("kv_heads", "group", "dim"), [(2, 4, 128), (1, 7, 64), (1, 2, 256)])
-def test_the_launches_of_real_calls(kv_heads: int, group: int, dim: int) -> None:
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "dim", "settled"),
+    [(2, 4, 128, False), (1, 7, 64, False), (1, 7, 64, True), (1, 2, 256, False)],
+)
+def test_the_launches_of_real_calls(kv_heads: int, group: int, dim: int, settled: bool) -> None:
     kv = on_device(paged((300, 700), kv_heads, dim, dtype=torch.bfloat16))
     selected, tail, _ = choose(kv, kv_heads, width=400, tail_width=13)
     q = randn(5, 2, 1, kv_heads * group, dim, dtype=torch.bfloat16) / dim**0.5
-    launch = default_launch(dim, torch.bfloat16)
+    launch = default_launch(dim, torch.bfloat16, 2 * kv_heads, settled)
+    assert launch.held == settled
     check(run(kv, q, selected, tail, launch), q, kv, selected, tail)
 
 
@@ -316,6 +333,7 @@ def test_addresses_past_two_billion_entries() -> None:
     width=st.integers(1, 50),
     tail_width=st.integers(0, 5),
     programs=st.integers(1, 12),
+    small=st.sampled_from([SMALL, HELD]),
     seed=st.integers(0, 9),
 )
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -326,13 +344,14 @@ def test_any_shape(
     width: int,
     tail_width: int,
     programs: int,
+    small: Launch,
     seed: int,
 ) -> None:
     kv = on_device(paged(lengths, kv_heads, dim=16, dtype=torch.float32, seed=seed))
     sets = kv_heads if seed % 2 and width >= kv_heads else 1
     selected, tail, _ = choose(kv, sets, width, tail_width)
     q = randn(seed, len(lengths), 1, kv_heads * group, 16, dtype=torch.float32)
-    launch = replace(SMALL, programs_per_sm=programs)
+    launch = replace(small, programs_per_sm=programs)
     check(run(kv, q, selected, tail, launch), q, kv, selected, tail)
 
 
@@ -362,9 +381,13 @@ def test_what_it_cannot_take(change: Callable[[dict[str, object]], None], messag
         sparse_attention(**arguments)
 
 
-@pytest.mark.parametrize("layout", [interleaved, head_major])
+@pytest.mark.parametrize(
+    ("layout", "launch"), [(interleaved, SMALL), (head_major, SMALL), (head_major, HELD)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_tail_in_a_pool_of_its_own(dtype: torch.dtype, layout: Callable[[Paged], Paged]) -> None:
+def test_a_tail_in_a_pool_of_its_own(
+    dtype: torch.dtype, layout: Callable[[Paged], Paged], launch: Launch
+) -> None:
     kv = on_device(layout(paged(LENGTHS, dtype=dtype)))
     selected, tail, _ = choose(kv, 2, width=40, tail_width=7)
     q = randn(5, len(LENGTHS), 1, 6, 8, dtype=dtype).to(DEVICE)
@@ -377,7 +400,8 @@ def test_a_tail_in_a_pool_of_its_own(dtype: torch.dtype, layout: Callable[[Paged
         own.to(DEVICE),
         SCALE,
         tail_caches=(k_tail, v_tail),
-        workspace=poisoned(len(LENGTHS), 6, 2, 8),
+        workspace=poisoned(len(LENGTHS), 6, 2, 8, launch),
+        settled=launch.held,
     )
     check(out, q, kv, selected, tail)
 

@@ -7,17 +7,63 @@ from specbench.kernels.launch import prefetch
 
 
 @triton.jit
+def selected_slots(selected, entry, last, UNIT: tl.constexpr):
+    """Slots of entries before `last` of a list, int64, -1 for none."""
+    if UNIT == 1:
+        return tl.load(selected + entry, mask=entry < last, other=-1).to(tl.int64)
+    else:
+        run = tl.load(selected + entry // UNIT, mask=entry < last, other=-1).to(tl.int64)
+        return tl.where(run >= 0, run * UNIT + entry % UNIT, -1)
+
+
+@triton.jit
 def list_slots(selected, tail, entry, listed, last, UNIT: tl.constexpr):
     """Slots of entries before `last` of the list that the tail continues, int64, -1 for none."""
-    in_list = entry < tl.minimum(listed, last)
+    slot = selected_slots(selected, entry, tl.minimum(listed, last), UNIT)
     in_tail = (entry >= listed) & (entry < last)
-    if UNIT == 1:
-        slot = tl.load(selected + entry, mask=in_list, other=-1).to(tl.int64)
-    else:
-        run = tl.load(selected + entry // UNIT, mask=in_list, other=-1).to(tl.int64)
-        slot = tl.where(run >= 0, run * UNIT + entry % UNIT, -1)
     tail_slot = tl.load(tail + (entry - listed), mask=in_tail, other=-1).to(tl.int64)
     return tl.where(entry < listed, slot, tail_slot)
+
+
+@triton.jit
+def slot_place(slot, page_stride, token_stride, PAGE: tl.constexpr, FLAT: tl.constexpr):
+    """By how many elements a slot is behind the first; if `FLAT`, whatever its page."""
+    if FLAT:
+        return slot * token_stride
+    else:
+        return slot // PAGE * page_stride + slot % PAGE * token_stride
+
+
+@triton.jit
+def entry_places(
+    selected,
+    tail,
+    entry,
+    listed,
+    last,
+    k_shift,
+    v_shift,
+    kv_page,
+    kv_token,
+    tail_kv_page,
+    tail_kv_token,
+    tail_head,
+    PAGE: tl.constexpr,
+    TAIL_PAGE: tl.constexpr,
+    UNIT: tl.constexpr,
+    FLAT: tl.constexpr,
+):
+    """Which entries there are, and where their keys and values begin, in elements."""
+    slot = list_slots(selected, tail, entry, listed, last, UNIT)
+    place = slot_place(slot, kv_page, kv_token, PAGE, FLAT)
+    k_place = place
+    v_place = place
+    if k_shift is not None:
+        # the choice is an entry's, not an element's: addresses stay as cheap
+        at = slot // TAIL_PAGE * tail_kv_page + slot % TAIL_PAGE * tail_kv_token + tail_head
+        k_place = tl.where(entry < listed, place, at + k_shift)
+        v_place = tl.where(entry < listed, place, at + v_shift)
+    return slot >= 0, k_place, v_place
 
 
 @triton.jit
@@ -32,6 +78,7 @@ def fetch_selected(
     kv_token,
     PAGE: tl.constexpr,
     UNIT: tl.constexpr,
+    FLAT: tl.constexpr,
     DIM: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -40,12 +87,27 @@ def fetch_selected(
     size = tl.full([TILE], DIM * SIZE, tl.int32)
     for start in range(first, last, TILE):
         entry = start + tl.arange(0, TILE)
-        run = tl.load(selected + entry // UNIT, mask=entry < last, other=-1).to(tl.int64)
         # in place of none, page 0, which belongs to nobody
-        slot = tl.where(run >= 0, run * UNIT + entry % UNIT, 0)
-        place = slot // PAGE * kv_page + slot % PAGE * kv_token + shift
+        slot = tl.maximum(selected_slots(selected, entry, last, UNIT), 0)
+        place = slot_place(slot, kv_page, kv_token, PAGE, FLAT) + shift
         prefetch(k_cache + place, size)
         prefetch(v_cache + place, size)
+
+
+@triton.jit
+def attend(query, keys, values, present, best, total, acc, scale):
+    """Online softmax in base 2: what `best`, `total` and `acc` become with another tile."""
+    logits = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+    logits = tl.where(present[None, :], logits, float("-inf"))
+    higher = tl.maximum(best, tl.max(logits, 1))
+    # while nothing was present: -inf less -inf is NaN
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    weights = tl.exp2(logits - safe[:, None]).to(values.dtype)
+    decay = tl.exp2(best - safe)
+    # of the rounded weights, so that those sum to one
+    total = total * decay + tl.sum(weights.to(tl.float32), 1)
+    acc = tl.dot(weights, values, acc * decay[:, None], input_precision="ieee")
+    return higher, total, acc
 
 
 @triton.jit
@@ -61,33 +123,38 @@ def merge_splits(
     SPLIT_WIDTH: tl.constexpr,
     MERGED: tl.constexpr,
 ):
-    """Attention `[GROUP_WIDTH, DIM_WIDTH]` of the parts from split `first` on; log2-sum-exps."""
+    """Attention `[GROUP_WIDTH, DIM_WIDTH]` of the parts from split `first` on; log2-sum-exps.
+
+    `MERGED` parts at a time: a thread adds up its own elements of them, and no load waits for
+    another.
+    """
     member = tl.arange(0, GROUP_WIDTH)
     dim = tl.arange(0, DIM_WIDTH)
-    split = tl.arange(0, SPLIT_WIDTH)
-    # past the first-level cache: other programs wrote these
-    place = (first + split[:, None]) * GROUP + member[None, :]
-    there = (split < working)[:, None] & (member < GROUP)[None, :]
-    best = tl.load(sums + 2 * place, mask=there, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(sums + 2 * place + 1, mask=there, other=0.0, cache_modifier=".cg")
-    top = tl.max(best, 0)
+    inside = (member < GROUP)[:, None] & (dim < DIM)[None, :]
+    if SPLIT_WIDTH <= MERGED:
+        top = tl.full([GROUP_WIDTH], float("-inf"), tl.float32)
+        for each in tl.static_range(SPLIT_WIDTH):
+            top = tl.maximum(top, _load_sums(sums, first, each, working, member, GROUP)[0])
+    else:
+        every = tl.arange(0, SPLIT_WIDTH)[:, None]
+        top = tl.max(_load_sums(sums, first, every, working, member[None, :], GROUP)[0], 0)
     top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(total * tl.exp2(best - top[None, :]), 0)
+    total = tl.zeros([GROUP_WIDTH], tl.float32)
     merged = tl.zeros([GROUP_WIDTH, DIM_WIDTH], tl.float32)
-    for start in range(0, working, MERGED):
-        some = start + tl.arange(0, MERGED)
-        part_place = (first + some[:, None]) * GROUP + member[None, :]
-        part_there = (some < working)[:, None] & (member < GROUP)[None, :]
-        part_best = tl.load(
-            sums + 2 * part_place, mask=part_there, other=float("-inf"), cache_modifier=".cg"
-        )
-        part = tl.load(
-            partial + part_place[:, :, None] * DIM + dim[None, None, :],
-            mask=part_there[:, :, None] & (dim < DIM)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        merged += tl.sum(part * tl.exp2(part_best - top[None, :])[:, :, None], 0)
+    for start in range(0, SPLIT_WIDTH if SPLIT_WIDTH <= MERGED else working, MERGED):
+        for some in tl.static_range(MERGED):
+            split = start + some
+            best, part_total = _load_sums(sums, first, split, working, member, GROUP)
+            place = (first + split) * GROUP + member
+            part = tl.load(
+                partial + place[:, None] * DIM + dim[None, :],
+                mask=inside & (split < working),
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            weight = tl.exp2(best - top)
+            total += part_total * weight
+            merged += part * weight[:, None]
     return finished(merged, total, top)
 
 
@@ -96,3 +163,13 @@ def finished(acc, total, top):
     """Attention and log2-sum-exps of sums under `top`; zeros and -inf where nothing was present."""
     some = tl.where(total == 0.0, 1.0, total)
     return acc / some[:, None], tl.where(total == 0.0, float("-inf"), top + tl.log2(some))
+
+
+@triton.jit
+def _load_sums(sums, first, split, working, member, GROUP: tl.constexpr):
+    """Greatest logit and weights' sum of a split, past the first-level cache: others wrote them."""
+    place = (first + split) * GROUP + member
+    there = (split < working) & (member < GROUP)
+    best = tl.load(sums + 2 * place, mask=there, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(sums + 2 * place + 1, mask=there, other=0.0, cache_modifier=".cg")
+    return best, total

@@ -17,9 +17,10 @@ from specbench.kernels.launch import (
     wait_for_previous,
 )
 from specbench.kernels.sparse_attention.device import (
+    attend,
+    entry_places,
     fetch_selected,
     finished,
-    list_slots,
     merge_splits,
 )
 from specbench.kernels.sparse_attention.workspace import SparseAttentionWorkspace
@@ -80,8 +81,8 @@ def sparse_attention(
         float32 `[R, H]`, written: natural log-sum-exp of the scaled logits; -inf where the lists
         are empty.
     settled : bool
-        No kernel of the last two before this one wrote `selected`, `counts` or the entries that
-        they name: these may then be fetched into L2 while the kernel before ends.
+        No kernel of the last two before this one wrote `selected`, `counts`, `tail` or the entries
+        that `selected` names: these may then be read while the kernel before ends.
     ahead : Tensor, optional
         A weight that is read soon; see `to_fetch`.
 
@@ -125,7 +126,8 @@ def sparse_attention(
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sets, width = selected.shape[1], selected.shape[2] * unit
-    splits = workspace.splits(requests, heads, kv_heads, dim, width + tail.shape[1])
+    entries = width + tail.shape[1]
+    launch, splits = workspace.cut(requests, heads, kv_heads, dim, entries, settled)
     group_width = triton.next_power_of_2(heads // kv_heads)
     dim_width = max(16, triton.next_power_of_2(dim))
     split_width = triton.next_power_of_2(splits)
@@ -173,17 +175,18 @@ def sparse_attention(
         UNIT=unit,
         # then a slot's place does not depend on its page
         FLAT=page == page_size * token,
-        TILE=workspace.launch.tile,
-        STAGES=workspace.launch.stages,
+        TILE=launch.tile,
+        STAGES=launch.stages,
         PARTS=parts,
         SETTLED=settled and dim * q.element_size() % 16 == 0 and fetchable(k_cache),
+        HELD=settled and launch.held and splits > 1,
         ROWS=max(16, group_width),
         DIM_WIDTH=dim_width,
         GROUP_WIDTH=group_width,
         SPLIT_WIDTH=split_width,
-        # what is merged at a time stays in registers
-        MERGED=min(split_width, max(1, 4096 // (group_width * dim_width))),
-        num_warps=workspace.launch.warps,
+        # what a thread merges at a time stays in registers
+        MERGED=min(split_width, max(1, 2048 * launch.warps // (group_width * dim_width))),
+        num_warps=launch.warps,
         **dependent(True, q.device),
     )
     return out
@@ -259,6 +262,7 @@ def _sparse_attention(
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
     SETTLED: tl.constexpr,
+    HELD: tl.constexpr,
     ROWS: tl.constexpr,
     DIM_WIDTH: tl.constexpr,
     GROUP_WIDTH: tl.constexpr,
@@ -278,21 +282,63 @@ def _sparse_attention(
         listed = tl.minimum(listed, count.to(tl.int32))
     entries = listed + tail_width
     # the other splits of a short list have nothing to do, and nobody waits for them
-    working = tl.maximum(tl.minimum(tl.cdiv(entries, TILE), splits), 1)
-    first = split * entries // working
-    last = (split + 1) * entries // working
+    if HELD:
+        # the last that works has the tail, which the others need not wait for
+        sharing = tl.minimum(tl.cdiv(listed, TILE), splits - 1)
+        working = sharing + 1
+        each = tl.maximum(sharing, 1)
+        first = tl.where(split < sharing, split * listed // each, listed)
+        last = tl.where(split < sharing, (split + 1) * listed // each, entries)
+    else:
+        working = tl.maximum(tl.minimum(tl.cdiv(entries, TILE), splits), 1)
+        first = split * entries // working
+        last = (split + 1) * entries // working
+    own_selected = selected + request * selected_request + head * selected_set
+    own_tail = tail + request * tail_request
+    dim = tl.arange(0, DIM_WIDTH)
+    feature = head.to(tl.int64) * kv_head + dim * kv_dim
+    tail_head = head.to(tl.int64) * (tail_kv_head - kv_head)
+    begin = first
+    if HELD:
+        begin = first + TILE
+        first_entry = first + tl.arange(0, TILE)
+        first_present, k_place, v_place = entry_places(
+            own_selected,
+            own_tail,
+            first_entry,
+            listed,
+            last,
+            k_shift,
+            v_shift,
+            kv_page,
+            kv_token,
+            tail_kv_page,
+            tail_kv_token,
+            tail_head,
+            PAGE,
+            TAIL_PAGE,
+            UNIT,
+            FLAT,
+        )
+        k_first = k_cache + (k_place[:, None] + feature[None, :])
+        v_first = v_cache + (v_place[:, None] + feature[None, :])
+        first_readable = first_present[:, None] & (dim < DIM)[None, :]
+        early = first_readable & (first < listed)
+        early_keys = tl.load(k_first, mask=early, other=0.0)
+        early_values = tl.load(v_first, mask=early, other=0.0)
     if PDL and SETTLED:
         fetch_selected(
             k_cache,
             v_cache,
-            selected + request * selected_request + head * selected_set,
+            own_selected,
             head.to(tl.int64) * kv_head,
-            first,
+            begin,
             tl.minimum(last, listed),
             kv_page,
             kv_token,
             PAGE,
             UNIT,
+            FLAT,
             DIM,
             TILE,
         )
@@ -304,49 +350,55 @@ def _sparse_attention(
         fetch_ahead(following, fetcher, (lanes - splits) * groups, PARTS)
     if split < working:
         row = tl.arange(0, ROWS)
-        dim = tl.arange(0, DIM_WIDTH)
         in_group = (row < GROUP)[:, None] & (dim < DIM)[None, :]
         query = tl.load(
             q + request * q_request + (head * GROUP + row[:, None]) * q_head + dim[None, :],
             mask=in_group,
             other=0.0,
         )
-        own_selected = selected + request * selected_request + head * selected_set
-        own_tail = tail + request * tail_request
-        feature = head.to(tl.int64) * kv_head + dim * kv_dim
-
         best = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         acc = tl.zeros([ROWS, DIM_WIDTH], tl.float32)
-        for start in tl.range(first, last, TILE, num_stages=STAGES):
-            entry = start + tl.arange(0, TILE)
-            slot = list_slots(own_selected, own_tail, entry, listed, last, UNIT)
-            present = slot >= 0
-            place = slot * kv_token if FLAT else slot // PAGE * kv_page + slot % PAGE * kv_token
-            k_place = place
-            v_place = place
-            if k_shift is not None:
-                # the choice is an entry's, not an element's: addresses stay as cheap
-                at = slot // TAIL_PAGE * tail_kv_page + slot % TAIL_PAGE * tail_kv_token
-                at += head.to(tl.int64) * (tail_kv_head - kv_head)
-                k_place = tl.where(entry < listed, place, at + k_shift)
-                v_place = tl.where(entry < listed, place, at + v_shift)
-            readable = present[:, None] & (dim < DIM)[None, :]
-            k_at = k_cache + (k_place[:, None] + feature[None, :])
-            v_at = v_cache + (v_place[:, None] + feature[None, :])
-            keys = tl.load(k_at, mask=readable, other=0.0)
-            values = tl.load(v_at, mask=readable, other=0.0)
-            logits = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-            logits = tl.where(present[None, :], logits, float("-inf"))
-            higher = tl.maximum(best, tl.max(logits, 1))
-            # while nothing was present: -inf less -inf is NaN
-            safe = tl.where(higher == float("-inf"), 0.0, higher)
-            weights = tl.exp2(logits - safe[:, None]).to(values.dtype)
-            decay = tl.exp2(best - safe)
-            # of the rounded weights, so that those sum to one
-            total = total * decay + tl.sum(weights.to(tl.float32), 1)
-            acc = tl.dot(weights, values, acc * decay[:, None], input_precision="ieee")
-            best = higher
+        if HELD:
+            if first < listed:
+                best, total, acc = attend(
+                    query, early_keys, early_values, first_present, best, total, acc, scale
+                )
+            else:
+                # the kernel before may have written these
+                keys = tl.load(k_first, mask=first_readable, other=0.0)
+                values = tl.load(v_first, mask=first_readable, other=0.0)
+                best, total, acc = attend(
+                    query, keys, values, first_present, best, total, acc, scale
+                )
+        # without this, filling the pipeline costs its time even where nothing is left
+        if not HELD or begin < last:
+            for start in tl.range(begin, last, TILE, num_stages=STAGES):
+                entry = start + tl.arange(0, TILE)
+                present, k_place, v_place = entry_places(
+                    own_selected,
+                    own_tail,
+                    entry,
+                    listed,
+                    last,
+                    k_shift,
+                    v_shift,
+                    kv_page,
+                    kv_token,
+                    tail_kv_page,
+                    tail_kv_token,
+                    tail_head,
+                    PAGE,
+                    TAIL_PAGE,
+                    UNIT,
+                    FLAT,
+                )
+                readable = present[:, None] & (dim < DIM)[None, :]
+                k_at = k_cache + (k_place[:, None] + feature[None, :])
+                v_at = v_cache + (v_place[:, None] + feature[None, :])
+                keys = tl.load(k_at, mask=readable, other=0.0)
+                values = tl.load(v_at, mask=readable, other=0.0)
+                best, total, acc = attend(query, keys, values, present, best, total, acc, scale)
 
         release_next(PDL)
         group = request * KV_HEADS + head

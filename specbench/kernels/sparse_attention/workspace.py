@@ -23,6 +23,9 @@ class Launch:
         a time make a second wave.
     tiles_per_split : int
         A split gets no fewer tiles.
+    held : bool
+        Read a program's first tile into registers before the wait, where its entries are settled;
+        the tail has a program of its own then.
     """
 
     tile: int
@@ -30,6 +33,7 @@ class Launch:
     stages: int
     programs_per_sm: int
     tiles_per_split: int
+    held: bool = False
 
 
 MANY = 2**31
@@ -42,12 +46,18 @@ LAUNCHES = {
     (512, MANY): Launch(tile=64, warps=4, stages=3, programs_per_sm=2, tiles_per_split=2),
     (1024, MANY): Launch(tile=16, warps=4, stages=3, programs_per_sm=2, tiles_per_split=2),
 }
+# before those, where lists are settled; not swept
+SETTLED_LAUNCHES = {
+    (128, 32): Launch(tile=128, warps=4, stages=2, programs_per_sm=3, tiles_per_split=1, held=True),
+}
 # where the interpreter stands in for a device
 _INTERPRETED_SMS = 4
 
 
-def default_launch(dim: int, dtype: torch.dtype, lists: int = 1) -> Launch:
+def default_launch(dim: int, dtype: torch.dtype, lists: int = 1, settled: bool = False) -> Launch:
     """The launch for heads of this width, and `lists` of entries: requests times KV heads.
+
+    `settled` is as for `triton.sparse_attention`.
 
     Raises
     ------
@@ -55,7 +65,8 @@ def default_launch(dim: int, dtype: torch.dtype, lists: int = 1) -> Launch:
         Wider heads than the table has.
     """
     size = max(16, 1 << (dim - 1).bit_length()) * dtype.itemsize
-    for (widest, most), launch in LAUNCHES.items():
+    tables = ([SETTLED_LAUNCHES] if settled else []) + [LAUNCHES]
+    for (widest, most), launch in (row for table in tables for row in table.items()):
         if size <= widest and lists <= most:
             return launch
     raise ValueError(f"heads of {dim} {dtype} exceed {max(LAUNCHES)[0]} bytes: pass a launch")
@@ -80,7 +91,8 @@ class SparseAttentionWorkspace:
 
     Attributes
     ----------
-    launch : Launch
+    launch, settled_launch : Launch
+        For lists that are settled, the second.
     partial : Tensor
         fp32, what each split found, `[groups, splits, G, D]`.
     sums : Tensor
@@ -100,27 +112,35 @@ class SparseAttentionWorkspace:
         launch: Launch | None = None,
     ) -> None:
         lists = requests * kv_heads
-        self.launch = default_launch(dim, dtype, lists) if launch is None else launch
+        self.launch = launch or default_launch(dim, dtype, lists)
+        self.settled_launch = launch or default_launch(dim, dtype, lists, True)
         sms = _INTERPRETED_SMS
         if torch.device(device).type == "cuda":
             sms = torch.cuda.get_device_properties(device).multi_processor_count
-        self._programs = sms * self.launch.programs_per_sm
-        rows = self._programs * (heads // kv_heads)
+        self._sms = sms
+        both = self.launch, self.settled_launch
+        rows = max(sms * each.programs_per_sm for each in both) * (heads // kv_heads)
         self.partial = torch.empty(rows * dim, dtype=torch.float32, device=device)
         self.sums = torch.empty(rows * 2, dtype=torch.float32, device=device)
         self.arrivals = torch.zeros(requests * kv_heads, dtype=torch.int32, device=device)
 
-    def splits(self, requests: int, heads: int, kv_heads: int, dim: int, entries: int) -> int:
-        """Splits of each list of `entries` for a call of these shapes.
+    def cut(
+        self, requests: int, heads: int, kv_heads: int, dim: int, entries: int, settled: bool
+    ) -> tuple[Launch, int]:
+        """The launch of a call of these shapes, and the splits of each list of `entries`.
 
         Raises
         ------
         ValueError
             The call needs a larger workspace.
         """
+        launch = self.settled_launch if settled else self.launch
         groups = requests * kv_heads
-        tiles = -(-entries // self.launch.tile)
-        splits = max(1, min(self._programs // max(1, groups), tiles // self.launch.tiles_per_split))
+        tiles = -(-entries // launch.tile)
+        # where the first tile is held, the tail is a program's of its own
+        wanted = tiles // launch.tiles_per_split + (settled and launch.held)
+        programs = self._sms * launch.programs_per_sm
+        splits = max(1, min(programs // max(1, groups), wanted))
         needed = groups * splits * (heads // kv_heads) * dim if splits > 1 else 0
         if groups > self.arrivals.numel() or needed > self.partial.numel():
             raise ValueError(
@@ -128,4 +148,4 @@ class SparseAttentionWorkspace:
                 f"partial sums; {requests} requests of {heads}/{kv_heads} heads of {dim} need "
                 f"{groups} and {needed}"
             )
-        return splits
+        return launch, splits
