@@ -27,8 +27,7 @@ from specbench.kernels.linear.triton import linear_prenorm, linear_small
 from specbench.kernels.mlp.triton import gate_up_small, silu_mul
 from specbench.kernels.norm.reference import Prenormed
 from specbench.kernels.norm.triton import add_rms_norm, embed_prenorm, prenorm, rms_norm
-from specbench.kernels.qkv.project import choose as choose_qkv
-from specbench.kernels.qkv.project import project_rope_write_kv
+from specbench.kernels.qkv.project import by_heads, project_rope_write_kv
 from specbench.kernels.qkv.triton import rope_write_kv
 from specbench.methods.base import Draft
 
@@ -163,6 +162,8 @@ class TritonCompute(TritonDrafting):
                     *place,
                     scratch=self._scratch,
                     ahead=layer.o,
+                    # the kernels of a layer stand between
+                    settled=index > 0,
                 )
             else:
                 h = stream.normed(layer.attn_norm, eps)
@@ -230,7 +231,8 @@ class TritonCompute(TritonDrafting):
         heads = config.num_heads + 2 * config.num_kv_heads
         needs = [(0, SCRATCH_TILES)]
         for rows in (16, 32, 64):
-            qkv = choose_qkv(rows, heads, dim, hidden, sms)
+            # tiles of halves need none
+            qkv = by_heads(rows, heads, dim, hidden, sms)
             needs.append(scratch_size(rows, heads * qkv.block_n, hidden, qkv, alone=True))
             for inner in (config.num_heads * dim, config.intermediate_size):
                 launch = choose_linear(rows, hidden, inner, sms)

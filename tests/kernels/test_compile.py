@@ -21,6 +21,7 @@ NAMES = {
     "_add_rms_norm",
     "_rope_write_kv",
     "_project_rope_write_kv",
+    "project_pairs",
     "_linear",
     "_gate_up",
     "_silu_mul",
@@ -70,7 +71,19 @@ def step(rows: int) -> None:
     launch = dependent(project.choose(rows, HEADS + 2 * KV_HEADS, DIM, HIDDEN, sms))
     begun = norm.prenorm(x, weight, launch=norm.NormLaunch(4, True))
     project.project_rope_write_kv(
-        begun, half(WIDTH, HIDDEN), half(WIDTH), None, *place, launch=launch, ahead=x
+        begun, half(WIDTH, HIDDEN), half(WIDTH), None, *place, launch=launch, ahead=x, settled=True
+    )
+    by_heads = project.by_heads(rows, HEADS + 2 * KV_HEADS, DIM, HIDDEN, sms)
+    project.project_rope_write_kv(
+        begun, half(WIDTH, HIDDEN), None, half(WIDTH // DIM, DIM), *place, launch=by_heads, ahead=x
+    )
+    launch = dependent(plan.choose(rows, HIDDEN, HIDDEN, sms))
+    linear.linear_prenorm(
+        *(half(rows, HIDDEN), half(HIDDEN, HIDDEN)),
+        norm=weight,
+        residual=half(rows, HIDDEN),
+        launch=launch,
+        ahead=x,
     )
     launch = dependent(plan.choose(rows, HIDDEN, INNER, sms))
     residual = half(rows, HIDDEN)
@@ -126,8 +139,17 @@ def test_a_step_compiles_for_hopper(tmp_path: Path) -> None:
                 assert "griddepcontrol.wait" in kernel["ptx"], kernel["name"]
             if kernel["name"] in {"_linear", "_gate_up", "_project_rope_write_kv"}:
                 assert "cp.async.bulk.prefetch.L2.global" in kernel["ptx"], kernel["name"]
-            if kernel["name"] in {"_linear", "_gate_up", "_head_argmax"}:
-                assert "cp.async.cg.shared.global" in kernel["ptx"], kernel["name"]
+            early = kernel["ptx"].partition("griddepcontrol.wait")[0]
+            if kernel["name"] in {"_linear", "_gate_up", "_head_argmax", "project_pairs"}:
+                # loads on their way while others are worked on, or weights before the wait
+                streamed = "cp.async.cg.shared.global" in kernel["ptx"]
+                assert streamed or early.count("ld.global.v4") >= 4, kernel["name"]
+            if kernel["name"] == "project_pairs":
+                # bias, positions, slots and the rotation
+                assert early.count("ld.global") >= 8
+                # nothing is read behind the products
+                assert "ld.global" not in kernel["ptx"][kernel["ptx"].rindex("mma.sync") :]
+                assert "atom." not in kernel["ptx"]
 
 
 if __name__ == "__main__":

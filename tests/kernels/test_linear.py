@@ -1,5 +1,7 @@
 """The projection of a few rows, norm before and residual behind, against torch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,13 +11,15 @@ from tests.support.buffers import DEVICE, KERNEL_DTYPES, as_accurate, close, inp
 
 pytest.importorskip("triton")
 from specbench.kernels.launch import Scratch
-from specbench.kernels.linear.plan import LinearLaunch, choose, scratch_size, shares
+from specbench.kernels.linear.plan import LinearLaunch, choose, fitting, scratch_size, shares
 from specbench.kernels.linear.triton import linear_prenorm, linear_small
 from specbench.kernels.norm.reference import Prenormed
 from specbench.kernels.norm.triton import prenorm
 
 EPS = 2.0
 WHOLE, SPLIT, ODD = LinearLaunch(16, 64), LinearLaunch(32, 32, 3), LinearLaunch(64, 16, 100)
+# warps that share K: of a weight that is held before the wait, and of one that is streamed
+HELD, SHARED = LinearLaunch(8, 1024, 1, 8, over_k=True), LinearLaunch(32, 64, 3, over_k=True)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +41,9 @@ def operands(
 
 
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-@pytest.mark.parametrize("launch", [WHOLE, SPLIT, ODD], ids=["whole", "split", "odd"])
+@pytest.mark.parametrize(
+    "launch", [WHOLE, SPLIT, ODD, HELD, SHARED], ids=["whole", "split", "odd", "held", "shared"]
+)
 @pytest.mark.parametrize(
     ("rows", "inner", "outputs"), [(1, 896, 40), (3, 100, 130), (17, 64, 100), (64, 33, 1)]
 )
@@ -59,7 +65,7 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-@pytest.mark.parametrize("launch", [WHOLE, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize("launch", [WHOLE, SPLIT, HELD], ids=["whole", "split", "held"])
 @pytest.mark.parametrize(("rows", "inner", "outputs"), [(1, 96, 40), (17, 64, 100)])
 def test_a_norm_begun_here_and_ended_in_the_next_product(
     rows: int, inner: int, outputs: int, launch: LinearLaunch, dtype: torch.dtype
@@ -136,6 +142,19 @@ def test_the_table_covers_the_device(rows: int, outputs: int, inner: int) -> Non
     assert programs <= max(2 * 132, -(-outputs // launch.block_n))
 
 
+def test_few_rows_of_a_long_k_need_no_scratch() -> None:
+    assert scratch_size(4, 896, 4864, choose(4, 896, 4864, 132)) == (0, 0)
+    assert scratch_size(5, 896, 4864, choose(5, 896, 4864, 132)) != (0, 0)
+    # more tiles than multiprocessors would take turns
+    assert scratch_size(4, 4096, 12288, choose(4, 4096, 12288, 132)) != (0, 0)
+
+
+def test_blocks_that_do_not_fit_the_shared_memory_are_halved() -> None:
+    launch = LinearLaunch(16, 1024, 1, 8, over_k=True)
+    assert fitting(launch, 16, 2).block_k == 1024
+    assert fitting(launch, 64, 4) == replace(launch, block_k=512, num_stages=1)
+
+
 def test_wrong_inputs() -> None:
     x, weight, *_ = operands(3, 32, 16, torch.float32)
     with pytest.raises(ValueError, match="64 rows"):
@@ -148,3 +167,5 @@ def test_wrong_inputs() -> None:
         linear_small(x, weight[:, :16].T[:3].expand(3, 16).T.repeat(2, 1).T)
     with pytest.raises(ValueError, match="float16"):
         linear_small(prenorm(x.half(), x[0].half()), weight.half())
+    with pytest.raises(ValueError, match="4 warps share blocks of 32"):
+        linear_small(x, weight, launch=LinearLaunch(16, 32, over_k=True))

@@ -51,7 +51,11 @@ def test_bad_rows_stay_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-@pytest.mark.parametrize("launch", [None, LinearLaunch(64, 16)], ids=["table", "odd"])
+@pytest.mark.parametrize(
+    "launch",
+    [None, LinearLaunch(64, 16), LinearLaunch(16, 128, 1, 2, over_k=True)],
+    ids=["table", "odd", "held"],
+)
 @pytest.mark.parametrize(("rows", "hidden", "inner"), [(1, 896, 40), (3, 100, 65), (17, 64, 1)])
 def test_the_fused_projection_equals_the_reference(
     rows: int, hidden: int, inner: int, launch: LinearLaunch | None, dtype: torch.dtype

@@ -24,7 +24,7 @@ from specbench.kernels.launch import Scratch
 from specbench.kernels.linear.plan import LinearLaunch
 from specbench.kernels.norm.reference import Prenormed
 from specbench.kernels.norm.triton import prenorm
-from specbench.kernels.qkv.project import choose, project_rope_write_kv
+from specbench.kernels.qkv.project import by_heads, choose, project_rope_write_kv
 from specbench.kernels.qkv.triton import RopeLaunch, rope_write_kv
 
 EPS = 0.5
@@ -99,7 +99,7 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES)
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("cut", ["one", "three", "held", "streamed"])
 @pytest.mark.parametrize(
     ("rows", "heads", "kv_heads", "dim", "features"),
     [
@@ -108,29 +108,39 @@ def test_equals_the_reference(
         (17, 2, 1, 128, "plain"),
         (3, 4, 1, 32, "bias, norm"),
         (2, 4, 1, 24, "bias, norm, qk_norm"),
+        (35, 2, 1, 24, "bias, norm"),
     ],
 )
 def test_with_the_projection_in_front(
-    rows: int, heads: int, kv_heads: int, dim: int, features: str, splits: int, dtype: torch.dtype
+    rows: int, heads: int, kv_heads: int, dim: int, features: str, cut: str, dtype: torch.dtype
 ) -> None:
+    """By heads, whose K is split over programs or not, and by halves that stay in a program."""
     hidden, width = 100, (heads + 2 * kv_heads) * dim
+    head = 1 << (dim - 1).bit_length()
+    launch = {
+        "one": LinearLaunch(head, 16, 1),
+        "three": LinearLaunch(head, 16, 3),
+        "held": LinearLaunch(32, 128, 1, 2, over_k=True),
+        "streamed": LinearLaunch(16, 32, 1, 2, over_k=True),
+    }[cut]
     x = inputs(1, rows, hidden, dtype=dtype, scale=3)
     weight = inputs(2, width, hidden, dtype=dtype, scale=hidden**-0.5)
     bias = inputs(3, width, dtype=dtype) if "bias" in features else None
     norm = inputs(4, hidden, dtype=dtype) if features.endswith("norm") else None
     qk_norm = None
-    if "qk_norm" in features:
+    if "qk_norm" in features and not launch.over_k:
         qk_norm = inputs(5, (heads + kv_heads) * dim, dtype=dtype).view(-1, dim)
     positions, slots = places(rows)
-    mine, theirs, exact = (caches(8, 5, kv_heads, dim, d) for d in (dtype, dtype, torch.float64))
+    mine, theirs, exact = (caches(9, 5, kv_heads, dim, d) for d in (dtype, dtype, torch.float64))
     common = *tables(dim), positions, slots
-    launch = LinearLaunch(1 << (dim - 1).bit_length(), 16, splits)
     weights = weight, bias, qk_norm
     wide: Tensor | Prenormed = x.double()
     if norm is not None:
         x = prenorm(x, norm)
         wide = Prenormed(x.rows.double(), x.squares.double())
-    q = project_rope_write_kv(x, *weights, *common, mine.k_cache, mine.v_cache, EPS, launch=launch)
+    q = project_rope_write_kv(
+        x, *weights, *common, mine.k_cache, mine.v_cache, EPS, launch=launch, settled=dim != 64
+    )
     expected = reference.project_rope_write_kv(
         x, *weights, *common, theirs.k_cache, theirs.v_cache, EPS
     )
@@ -146,12 +156,47 @@ def test_with_the_projection_in_front(
         assert int(found.isfinite().all(-1).all(-1).sum()) == len(kept)
 
 
-def test_projection_with_the_tables_launch_and_shared_scratch() -> None:
-    launch = choose(1, 18, 64, 896, 132)
-    assert launch == LinearLaunch(64, 256, 4, 2, 3)
+@pytest.mark.parametrize("settled", [False, True])
+def test_halves_are_written_in_place_where_caches_are_strided(settled: bool) -> None:
+    plain = caches(8, 4, 2, 8, torch.float32)
+    keys, values = interleaved(plain).k_cache, head_major(plain).v_cache
+    x, weight = inputs(1, 9, 32, dtype=torch.float32), inputs(2, 64, 32, dtype=torch.float32)
+    common = x, weight, None, None, *tables(8), *places(9)
+    launch = LinearLaunch(16, 128, 1, 1, over_k=True)
+    q = project_rope_write_kv(*common, keys, values, EPS, launch, settled=settled)
+    expected = project_rope_write_kv(
+        *common, plain.k_cache, plain.v_cache, EPS, LinearLaunch(8, 32)
+    )
+    assert_same(q, expected)
+    assert_same(keys, plain.k_cache)
+    assert_same(values, plain.v_cache)
+
+
+def test_a_bad_row_of_halves_stays_alone() -> None:
+    kv = caches(8, 4, 2, 8, torch.float32)
+    x, weight = inputs(1, 3, 32, dtype=torch.float32), inputs(2, 64, 32, dtype=torch.float32)
+    x[1, 7] = torch.nan
+    slots = torch.tensor([4, -1, 6], device=DEVICE)
+    common = None, None, *tables(8), places(3)[0], slots, kv.k_cache, kv.v_cache, EPS
+    q = project_rope_write_kv(x, weight, *common)
+    assert q.isnan().flatten(1).any(1).tolist() == [False, True, False]
+    written = kv.k_cache.isfinite().flatten(2).all(2)
+    assert written.nonzero().tolist() == [[1, 0], [1, 2]]
+
+
+def test_the_table_tiles_halves_of_heads_without_a_norm() -> None:
+    assert choose(1, 18, 64, 896, 132) == LinearLaunch(16, 1024, 1, 8, over_k=True)
+    assert choose(64, 18, 64, 896, 132) == LinearLaunch(16, 256, 1, 4, 4, over_k=True)
+    by_head = choose(1, 18, 64, 896, 132, True)
+    assert by_head == by_heads(1, 18, 64, 896, 132) == LinearLaunch(64, 256, 4, 2, 3)
+    assert not choose(1, 48, 128, 4096, 132).over_k
+
+
+def test_projection_with_shared_scratch() -> None:
     kv = caches(2, 4, 1, 8, torch.float32)
     x, weight = inputs(1, 2, 32, dtype=torch.float32), inputs(2, 48, 32, dtype=torch.float32)
-    common = None, None, *tables(8), *places(2), kv.k_cache, kv.v_cache, EPS
+    norm = torch.ones(5, 8, device=DEVICE)
+    common = None, norm, *tables(8), *places(2), kv.k_cache, kv.v_cache, EPS
     scratch = Scratch.make(DEVICE, 2000, 6)
     scratch.partial.fill_(torch.nan)
     first = project_rope_write_kv(x, weight, *common, scratch=scratch)
@@ -161,6 +206,11 @@ def test_projection_with_the_tables_launch_and_shared_scratch() -> None:
         project_rope_write_kv(x, weight, *common, launch=LinearLaunch(16, 32))
     with pytest.raises(ValueError, match="needs scratch"):
         project_rope_write_kv(x, weight, *common, scratch=Scratch.make(DEVICE, 9, 9))
+    halves, split = LinearLaunch(16, 64, over_k=True), LinearLaunch(16, 64, 2, over_k=True)
+    with pytest.raises(ValueError, match="does not hold the head"):
+        project_rope_write_kv(x, weight, *common, launch=halves)
+    with pytest.raises(ValueError, match="splits is 2"):
+        project_rope_write_kv(x, weight, None, None, *common[2:], launch=split)
 
 
 @pytest.mark.parametrize("launch", [RopeLaunch(2, 1), RopeLaunch(16, 4)])

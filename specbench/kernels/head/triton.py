@@ -17,7 +17,7 @@ from specbench.kernels.launch import (
     row_tile,
     wait_for_previous,
 )
-from specbench.kernels.linear.device import prefetch_weight, project, root
+from specbench.kernels.linear.device import load_squares, prefetch_weight, project, root
 from specbench.kernels.linear.plan import MAX_ROWS, SHARED
 from specbench.kernels.linear.triton import operands
 from specbench.kernels.norm.reference import Prenormed
@@ -159,7 +159,10 @@ def _head_argmax(
         prefetch_weight(weight, weight_stride, first, 0, K, V, BLOCK_K, BLOCKS)
     wait_for_previous(PDL)
     mine = tl.zeros((ROWS,), tl.int64)
-    divided = root(squares, squares_stride, row, n, eps, K, PARTS)[:, None]
+    divided = 1.0
+    if squares is not None:
+        loaded = load_squares(squares, squares_stride, row, n, PARTS)
+        divided = root(loaded, eps, K)[:, None]
     for tile in tl.range(TILES, flatten=FLATTEN):
         column = first + tile * BLOCK_N
         total = project(
@@ -167,6 +170,7 @@ def _head_argmax(
             hidden_stride,
             weight,
             weight_stride,
+            weight,
             row,
             column,
             0,
@@ -176,6 +180,8 @@ def _head_argmax(
             BLOCK_K,
             BLOCKS,
             STAGES,
+            1,
+            False,
         )
         # equal in the model's dtype is equal
         logits = (total * divided).to(weight.dtype.element_ty)

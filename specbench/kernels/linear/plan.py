@@ -8,6 +8,8 @@ from specbench.kernels.launch import row_tile
 
 # rows of a matrix tile; more of them are cuBLAS's business
 MAX_ROWS = 64
+# rows of x so few that each tile may read all of them
+FEW = 4
 # bytes of shared memory that a program may have on an H100 or H200
 SHARED = 227 * 1024
 
@@ -27,7 +29,10 @@ class LinearLaunch:
     pdl : bool
         Programmatic dependent launch, where the device has it (`launch.overlaps`).
     prefetch : bool
-        Then fetch the program's weights into L2 before the wait.
+        Fetch the program's weights before the wait: into L2, and into registers where its share of
+        K is one block.
+    over_k : bool
+        Warps share a block's K, 16 columns of it or more each, and not the tile's columns.
     """
 
     block_n: int
@@ -37,6 +42,23 @@ class LinearLaunch:
     num_stages: int = 4
     pdl: bool = True
     prefetch: bool = True
+    over_k: bool = False
+
+    def sharers(self) -> int:
+        """Warps that share the K of a block.
+
+        Raises
+        ------
+        ValueError
+            Their parts are too narrow for a tensor core's instruction.
+        """
+        if not self.over_k:
+            return 1
+        if self.block_k < 16 * self.num_warps:
+            raise ValueError(
+                f"{self.num_warps} warps share blocks of {self.block_k}: each needs 16 columns"
+            )
+        return self.num_warps
 
 
 # row tile: (block_n, block_k, num_warps, num_stages)
@@ -44,6 +66,14 @@ TABLE = {16: (32, 128, 4, 4), 32: (32, 128, 4, 4), 64: (32, 128, 4, 4)}
 _NARROW = 16
 # a share of fewer blocks is all latency
 _LEAST_BLOCKS = 4
+# K that a program takes as one block, and of it a warp's part
+_WHOLE, _PART = 2048, 128
+
+
+def whole(inner: int) -> tuple[int, int, int]:
+    """`block_k`, `splits` and `num_warps` of a program that takes all of K at once."""
+    block_k = max(_PART, triton.next_power_of_2(inner))
+    return block_k, 1, min(8, block_k // _PART)
 
 
 def choose(rows: int, outputs: int, inner: int, multiprocessors: int) -> LinearLaunch:
@@ -53,7 +83,12 @@ def choose(rows: int, outputs: int, inner: int, multiprocessors: int) -> LinearL
     most = max(1, blocks // _LEAST_BLOCKS)
     if tiles * most < multiprocessors:
         # K is too short to be shared: more tiles instead
-        return LinearLaunch(_NARROW, block_k, 1, 2 if row_tile(rows) == 16 else warps, stages)
+        if row_tile(rows) == 64 or inner > _WHOLE:
+            return LinearLaunch(_NARROW, block_k, 1, warps, stages)
+        return LinearLaunch(_NARROW, *whole(inner), over_k=True)
+    if rows <= FEW and triton.cdiv(outputs, 8) <= multiprocessors:
+        # sums that need not meet, of a K that warps share
+        return LinearLaunch(8, 512, 1, 8, 5, prefetch=False, over_k=True)
     # wide rows of x weigh on every split: one program a multiprocessor is enough for them
     programs = multiprocessors * (1 if row_tile(rows) == 64 else 2)
     return LinearLaunch(
@@ -62,7 +97,7 @@ def choose(rows: int, outputs: int, inner: int, multiprocessors: int) -> LinearL
 
 
 def fitting(launch: LinearLaunch, rows: int, item: int, weights: int = 1) -> LinearLaunch:
-    """The launch with no more loads in flight than the shared memory holds.
+    """The launch with blocks and loads in flight that the shared memory holds.
 
     Parameters
     ----------
@@ -74,8 +109,12 @@ def fitting(launch: LinearLaunch, rows: int, item: int, weights: int = 1) -> Lin
     weights : int
         Tiles of weights that a program reads at once.
     """
-    load = (row_tile(rows) + weights * launch.block_n) * launch.block_k * item
-    return replace(launch, num_stages=max(1, min(launch.num_stages, SHARED // load)))
+    column = (row_tile(rows) + weights * launch.block_n) * item
+    block_k = launch.block_k
+    while block_k > 128 and column * block_k > SHARED:
+        block_k //= 2
+    stages = max(1, min(launch.num_stages, SHARED // (column * block_k)))
+    return replace(launch, block_k=block_k, num_stages=stages)
 
 
 def shares(inner: int, launch: LinearLaunch) -> tuple[int, int]:

@@ -20,8 +20,10 @@ from specbench.kernels.launch import (
     wait_for_previous,
 )
 from specbench.kernels.linear.device import (
+    begin_weight,
     finish,
-    prefetch_weight,
+    load_residual,
+    load_squares,
     project,
     root,
     store_part,
@@ -165,9 +167,10 @@ def _launch(
         EACH=each,
         SPLITS=splits,
         STAGES=launch.num_stages,
+        SHARERS=launch.sharers(),
         PARTS=parts,
         ADD=add,
-        PREFETCH=launch.prefetch and fetchable(weight),
+        PREFETCH=launch.prefetch and (each == 1 or fetchable(weight)),
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
     )
@@ -225,6 +228,7 @@ def _linear(
     EACH: tl.constexpr,
     SPLITS: tl.constexpr,
     STAGES: tl.constexpr,
+    SHARERS: tl.constexpr,
     PARTS: tl.constexpr,
     ADD: tl.constexpr,
     PREFETCH: tl.constexpr,
@@ -239,11 +243,48 @@ def _linear(
     else:
         row = tl.arange(0, ROWS)
         column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        if PDL and PREFETCH:
-            prefetch_weight(weight, weight_stride, column, split, K, N, BLOCK_K, EACH)
+        # weights depend on no kernel before this one
+        held = begin_weight(
+            weight,
+            weight_stride,
+            column,
+            split,
+            K,
+            N,
+            BLOCK_K,
+            EACH,
+            SHARERS,
+            PREFETCH,
+            PDL,
+        )
+        addend, scale, before, loaded = bias, next_norm, None, squares
+        if bias is not None:
+            addend = tl.load(bias + column, mask=column < N, other=0)
+        if next_norm is not None:
+            scale = tl.load(next_norm + column, mask=column < N, other=0)
         wait_for_previous(PDL)
+        # what does not depend on the sum is on its way before the sum begins
+        if ADD:
+            before = load_residual(out, out_stride, row, column, n, N)
+        if squares is not None:
+            loaded = load_squares(squares, squares_stride, row, n, SQUARES)
         total = project(
-            x, x_stride, weight, weight_stride, row, column, split, n, K, N, BLOCK_K, EACH, STAGES
+            x,
+            x_stride,
+            weight,
+            weight_stride,
+            held,
+            row,
+            column,
+            split,
+            n,
+            K,
+            N,
+            BLOCK_K,
+            EACH,
+            STAGES,
+            SHARERS,
+            PREFETCH and EACH == 1,
         )
         release_next(PDL)
         last = SPLITS == 1
@@ -255,13 +296,14 @@ def _linear(
                 total = sum_parts(partial, row, local, tile, TILES, ROWS, BLOCK_N, SPLITS)
         if last:
             if squares is not None:
-                total *= root(squares, squares_stride, row, n, eps, K, SQUARES)[:, None]
+                total *= root(loaded, eps, K)[:, None]
             finish(
                 total,
-                bias,
+                addend,
+                before,
+                scale,
                 out,
                 out_stride,
-                next_norm,
                 next_rows,
                 next_squares,
                 next_stride,
@@ -270,5 +312,4 @@ def _linear(
                 tile,
                 n,
                 N,
-                ADD,
             )

@@ -18,7 +18,12 @@ from specbench.kernels.launch import (
     to_fetch,
     wait_for_previous,
 )
-from specbench.kernels.linear.device import prefetch_weight, root
+from specbench.kernels.linear.device import (
+    begin_weight,
+    load_squares,
+    project,
+    root,
+)
 from specbench.kernels.linear.plan import LinearLaunch, fitting
 from specbench.kernels.linear.triton import operands
 from specbench.kernels.norm.reference import Prenormed
@@ -33,16 +38,17 @@ class SiluLaunch:
     pdl: bool = True
 
 
-# row tile: (block_n, block_k, num_warps, num_stages); a program holds two tiles, gate's and up's
-TABLE = {16: (32, 64, 4, 5), 32: (32, 64, 4, 5), 64: (64, 64, 4, 5)}
+# row tile: (block_n, block_k, num_warps, num_stages, over_k); a program holds two tiles, gate's
+# and up's
+TABLE = {16: (32, 128, 4, 5, True), 32: (32, 64, 4, 5, False), 64: (64, 64, 4, 5, False)}
 
 
 def choose(rows: int, inner: int, multiprocessors: int) -> LinearLaunch:
     """Tiles narrow enough that half of the multiprocessors have one; K is never split."""
-    block_n, block_k, warps, stages = TABLE[row_tile(rows)]
+    block_n, block_k, warps, stages, over_k = TABLE[row_tile(rows)]
     while block_n > 16 and 2 * triton.cdiv(inner, block_n) < multiprocessors:
         block_n //= 2
-    return LinearLaunch(block_n, block_k, 1, warps, stages, prefetch=False)
+    return LinearLaunch(block_n, block_k, 1, warps, stages, prefetch=False, over_k=over_k)
 
 
 def silu_mul(gate_up: Tensor, launch: SiluLaunch | None = None) -> Tensor:
@@ -89,6 +95,7 @@ def gate_up_small(
         launch = fitting(launch, rows, a.element_size(), weights=2)
     if launch.splits != 1:
         raise ValueError(f"gate and up are not split over K, but splits is {launch.splits}")
+    blocks = triton.cdiv(hidden, launch.block_k)
     out = torch.empty((rows, inner), dtype=a.dtype, device=a.device)
     following, parts = to_fetch(ahead, a.device)
     _gate_up[(triton.cdiv(inner, launch.block_n),)](
@@ -109,10 +116,11 @@ def gate_up_small(
         ROWS=row_tile(rows),
         BLOCK_N=launch.block_n,
         BLOCK_K=launch.block_k,
-        BLOCKS=triton.cdiv(hidden, launch.block_k),
+        BLOCKS=blocks,
         STAGES=launch.num_stages,
+        SHARERS=launch.sharers(),
         PARTS=parts,
-        PREFETCH=launch.prefetch and fetchable(weight),
+        PREFETCH=launch.prefetch and (blocks == 1 or fetchable(weight)),
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
     )
@@ -161,35 +169,46 @@ def _gate_up(
     BLOCK_K: tl.constexpr,
     BLOCKS: tl.constexpr,
     STAGES: tl.constexpr,
+    SHARERS: tl.constexpr,
     PARTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)
-    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    up_weight = weight + tl.cast(N, tl.int64) * weight_stride
-    if PDL and PREFETCH:
-        prefetch_weight(weight, weight_stride, column, 0, K, N, BLOCK_K, BLOCKS)
-        prefetch_weight(up_weight, weight_stride, column, 0, K, N, BLOCK_K, BLOCKS)
+    own = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    # gate and up side by side, so that both sums of a pair are one thread's
+    pair = tl.arange(0, 2 * BLOCK_N)
+    column = tl.program_id(0) * BLOCK_N + pair // 2
+    column = tl.where(column < N, column + pair % 2 * N, 2 * N)
+    # weights depend on no kernel before this one
+    held = begin_weight(
+        weight, weight_stride, column, 0, K, 2 * N, BLOCK_K, BLOCKS, SHARERS, PREFETCH, PDL
+    )
+    if bias is not None:
+        gate_addend = tl.load(bias + own, mask=own < N, other=0)
+        up_addend = tl.load(bias + N + own, mask=own < N, other=0)
     wait_for_previous(PDL)
-    gate = tl.zeros((ROWS, BLOCK_N), tl.float32)
-    up = tl.zeros((ROWS, BLOCK_N), tl.float32)
-    row_in, column_in = (row < n)[:, None], (column < N)[:, None]
-    x_row = x + row.to(tl.int64)[:, None] * x_stride
-    at = column.to(tl.int64)[:, None] * weight_stride
-    for block in tl.range(BLOCKS, num_stages=STAGES):
-        k = block * BLOCK_K + tl.arange(0, BLOCK_K)
-        if K % BLOCK_K == 0:
-            a = tl.load(x_row + k[None, :], mask=row_in, other=0)
-            g = tl.load(weight + at + k[None, :], mask=column_in, other=0)
-            u = tl.load(up_weight + at + k[None, :], mask=column_in, other=0)
-        else:
-            k_in = (k < K)[None, :]
-            a = tl.load(x_row + k[None, :], mask=row_in & k_in, other=0)
-            g = tl.load(weight + at + k[None, :], mask=column_in & k_in, other=0)
-            u = tl.load(up_weight + at + k[None, :], mask=column_in & k_in, other=0)
-        gate = tl.dot(a, tl.trans(g), gate, input_precision="ieee")
-        up = tl.dot(a, tl.trans(u), up, input_precision="ieee")
+    # on its way before the sum begins
+    if squares is not None:
+        loaded = load_squares(squares, squares_stride, row, n, SQUARES)
+    total = project(
+        x,
+        x_stride,
+        weight,
+        weight_stride,
+        held,
+        row,
+        column,
+        0,
+        n,
+        K,
+        2 * N,
+        BLOCK_K,
+        BLOCKS,
+        STAGES,
+        SHARERS,
+        PREFETCH and BLOCKS == 1,
+    )
     fetch_ahead(
         following,
         tl.program_id(1) * tl.num_programs(0) + tl.program_id(0),
@@ -198,12 +217,11 @@ def _gate_up(
     )
     release_next(PDL)
     if squares is not None:
-        divided = root(squares, squares_stride, row, n, eps, K, SQUARES)[:, None]
-        gate *= divided
-        up *= divided
+        total *= root(loaded, eps, K)[:, None]
+    gate, up = tl.split(tl.reshape(total, (ROWS, BLOCK_N, 2)))
     if bias is not None:
-        gate += tl.load(bias + column, mask=column < N, other=0).to(tl.float32)[None, :]
-        up += tl.load(bias + N + column, mask=column < N, other=0).to(tl.float32)[None, :]
+        gate += gate_addend.to(tl.float32)[None, :]
+        up += up_addend.to(tl.float32)[None, :]
     result = _gated(gate.to(out.dtype.element_ty), up.to(out.dtype.element_ty))
-    inside = row_in & (column < N)[None, :]
-    tl.store(out + row.to(tl.int64)[:, None] * N + column[None, :], result, mask=inside)
+    inside = (row < n)[:, None] & (own < N)[None, :]
+    tl.store(out + row.to(tl.int64)[:, None] * N + own[None, :], result, mask=inside)

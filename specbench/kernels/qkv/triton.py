@@ -8,6 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.kernels.launch import check_dtype, dependent, release_next, wait_for_previous
+from specbench.kernels.qkv.device import (
+    load_places,
+    load_rotation,
+    norm_head,
+    rotate,
+    store_head,
+)
 
 
 @dataclass(frozen=True)
@@ -121,27 +128,35 @@ def _rope_write_kv(
     d = tl.arange(0, BLOCK_D)
     pair = tl.where(d < D // 2, d + D // 2, d - D // 2)
     inside = (row < n)[:, None] & (d < D)[None, :]
+    rotates = head < H + HKV
     release_next(PDL)
+    # weights depend on no kernel: their loads may overlap the end of the one before
+    if bias is not None:
+        addend = tl.load(bias + head * D + d, mask=d < D, other=0)
+        partner_addend = tl.load(bias + head * D + pair, mask=d < D, other=0)
+    if qk_norm is not None:
+        scale = tl.load(qk_norm + head * D + d, mask=(d < D) & rotates, other=0)
+        partner_scale = tl.load(qk_norm + head * D + pair, mask=(d < D) & rotates, other=0)
     wait_for_previous(PDL)
+    position, slot = load_places(positions, slots, row, n)
     start = qkv + row[:, None] * qkv_stride + head * D
     value = tl.load(start + d[None, :], mask=inside, other=0)
     partner = tl.load(start + pair[None, :], mask=inside, other=0)
+    c, s = load_rotation(cos, signed_sin, position, d, inside, rotates, D)
     if bias is not None:
-        value = _add_rounded(value, bias + head * D + d, d < D)
-        partner = _add_rounded(partner, bias + head * D + pair, d < D)
-    finish_head(
+        value = _add_rounded(value, addend)
+        partner = _add_rounded(partner, partner_addend)
+    if rotates:
+        if qk_norm is not None:
+            value, partner = norm_head(value, partner, inside, scale, partner_scale, eps, D)
+        value = rotate(value, partner, c, s)
+    store_head(
         value,
-        partner,
         head,
         row,
         d,
-        pair,
+        slot,
         inside,
-        qk_norm,
-        cos,
-        signed_sin,
-        positions,
-        slots,
         q,
         k_cache,
         v_cache,
@@ -153,8 +168,6 @@ def _rope_write_kv(
         v_token,
         v_head,
         v_dim,
-        n,
-        eps,
         H,
         HKV,
         D,
@@ -163,78 +176,5 @@ def _rope_write_kv(
 
 
 @triton.jit
-def _add_rounded(value, pointers, inside):
-    addend = tl.load(pointers, mask=inside, other=0).to(tl.float32)
-    return (value.to(tl.float32) + addend[None, :]).to(value.dtype)
-
-
-@triton.jit
-def finish_head(
-    value,
-    partner,
-    head,
-    row,
-    d,
-    pair,
-    inside,
-    qk_norm,
-    cos,
-    signed_sin,
-    positions,
-    slots,
-    q,
-    k_cache,
-    v_cache,
-    k_page,
-    k_token,
-    k_head,
-    k_dim,
-    v_page,
-    v_token,
-    v_head,
-    v_dim,
-    n,
-    eps,
-    H: tl.constexpr,
-    HKV: tl.constexpr,
-    D: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-):
-    """Norm, rotate and store one head of some rows.
-
-    `value` and `partner` are `[rows, BLOCK_D]` in the model's dtype: elements d, and the ones that
-    they are rotated with, (d + D/2) mod D.
-    """
-    if head < H + HKV:
-        if qk_norm is not None:
-            # each step rounded to the model's dtype, as the model does it
-            f = tl.where(inside, value.to(tl.float32), 0.0)
-            scale = tl.rsqrt(tl.sum(f * f, 1) / D + eps)[:, None]
-            weight = qk_norm + head * D
-            value = _scaled(value, scale, weight + d, d < D)
-            partner = _scaled(partner, scale, weight + pair, d < D)
-        position = tl.load(positions + row, mask=row < n, other=0).to(tl.int64)
-        at = position[:, None] * D + d[None, :]
-        c = tl.load(cos + at, mask=inside, other=0)
-        s = tl.load(signed_sin + at, mask=inside, other=0)
-        value = (value.to(tl.float32) * c + partner.to(tl.float32) * s).to(value.dtype)
-    if head < H:
-        tl.store(q + (row[:, None] * H + head) * D + d[None, :], value, mask=inside)
-    else:
-        slot = tl.load(slots + row, mask=row < n, other=-1).to(tl.int64)
-        kept = inside & (slot >= 0)[:, None]
-        page, token = (slot // PAGE_SIZE)[:, None], (slot % PAGE_SIZE)[:, None]
-        if head < H + HKV:
-            start = k_cache + page * k_page + token * k_token + (head - H).to(tl.int64) * k_head
-            tl.store(start + d[None, :] * k_dim, value, mask=kept)
-        else:
-            kv_head = (head - H - HKV).to(tl.int64)
-            start = v_cache + page * v_page + token * v_token + kv_head * v_head
-            tl.store(start + d[None, :] * v_dim, value, mask=kept)
-
-
-@triton.jit
-def _scaled(value, scale, pointers, inside):
-    weight = tl.load(pointers, mask=inside, other=0).to(tl.float32)
-    normed = (value.to(tl.float32) * scale).to(value.dtype)
-    return (normed.to(tl.float32) * weight[None, :]).to(value.dtype)
+def _add_rounded(value, addend):
+    return (value.to(tl.float32) + addend.to(tl.float32)[None, :]).to(value.dtype)

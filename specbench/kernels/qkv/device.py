@@ -1,0 +1,82 @@
+"""Triton functions of a head's end: norm, rotation, and the stores of q, k and v."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_places(positions, slots, row, n):
+    """Position and slot of each row, 0 and -1 past the last."""
+    position = tl.load(positions + row, mask=row < n, other=0).to(tl.int64)
+    slot = tl.load(slots + row, mask=row < n, other=-1).to(tl.int64)
+    return position, slot
+
+
+@triton.jit
+def load_rotation(cos, signed_sin, position, d, inside, rotates, D: tl.constexpr):
+    """Rows of the tables at elements `d` of a head, `[rows, d]`; nothing for heads of v."""
+    at = position[:, None] * D + d[None, :]
+    c = tl.load(cos + at, mask=inside & rotates, other=0)
+    s = tl.load(signed_sin + at, mask=inside & rotates, other=0)
+    return c, s
+
+
+@triton.jit
+def rotate(value, partner, c, s):
+    """Elements of a head, turned with the ones half a head away, in the model's dtype."""
+    return (value.to(tl.float32) * c + partner.to(tl.float32) * s).to(value.dtype)
+
+
+@triton.jit
+def norm_head(value, partner, inside, weight, partner_weight, eps, D: tl.constexpr):
+    """RMS norm of a whole head and of the elements it is rotated with."""
+    # each step rounded to the model's dtype, as the model does it
+    f = tl.where(inside, value.to(tl.float32), 0.0)
+    scale = tl.rsqrt(tl.sum(f * f, 1) / D + eps)[:, None]
+    return _scaled(value, scale, weight), _scaled(partner, scale, partner_weight)
+
+
+@triton.jit
+def _scaled(value, scale, weight):
+    normed = (value.to(tl.float32) * scale).to(value.dtype)
+    return (normed.to(tl.float32) * weight.to(tl.float32)[None, :]).to(value.dtype)
+
+
+@triton.jit
+def store_head(
+    value,
+    head,
+    row,
+    d,
+    slot,
+    inside,
+    q,
+    k_cache,
+    v_cache,
+    k_page,
+    k_token,
+    k_head,
+    k_dim,
+    v_page,
+    v_token,
+    v_head,
+    v_dim,
+    H: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+):
+    """Elements `d` of one head of some rows, to the result or to the slots of a cache."""
+    if head < H:
+        at = (row.to(tl.int64)[:, None] * H + head) * D + d[None, :]
+        tl.store(q + at, value, mask=inside)
+    else:
+        kept = inside & (slot >= 0)[:, None]
+        page, token = (slot // PAGE_SIZE)[:, None], (slot % PAGE_SIZE)[:, None]
+        if head < H + HKV:
+            start = k_cache + page * k_page + token * k_token + (head - H).to(tl.int64) * k_head
+            tl.store(start + d[None, :] * k_dim, value, mask=kept)
+        else:
+            kv_head = (head - H - HKV).to(tl.int64)
+            start = v_cache + page * v_page + token * v_token + kv_head * v_head
+            tl.store(start + d[None, :] * v_dim, value, mask=kept)
