@@ -22,6 +22,7 @@ from specbench.engine.triton_compute import TritonCompute
 from specbench.kernels.head import triton as head
 from specbench.kernels.launch import row_tile
 from specbench.kernels.linear import triton as linear
+from specbench.kernels.linear.plan import whole
 from specbench.kernels.mlp import triton as mlp
 from specbench.kernels.qkv import project
 from specbench.kernels.sparse_attention import workspace as sparse
@@ -89,9 +90,13 @@ def candidates(op: str, engine: Engine) -> list[Any]:
     if op == "sparse":
         tiles = [(32, 1, 4), (32, 1, 6), (64, 2, 3), (64, 2, 5), (64, 4, 4), (128, 4, 2)]
         tiles += [(128, 4, 3), (128, 8, 3)]
+        held = [(64, 2, 3), (64, 4, 3), (128, 4, 2)]
         return [
             sparse.Launch(*tile, programs, 2)
-            for tile, programs in itertools.product(tiles, (1, 2, 3))
+            for tile, programs in itertools.product(tiles, (1, 2, 3, 5))
+        ] + [
+            sparse.Launch(*tile, programs, 1, held=True)
+            for tile, programs in itertools.product(held, (2, 3))
         ]
     if op == "head":
         grid = itertools.product((64, 128), (1, 2), (3, 5), (4, 8), (False, True))
@@ -99,8 +104,9 @@ def candidates(op: str, engine: Engine) -> list[Any]:
             replace(own, block_n=n, per_multiprocessor=p, num_stages=s, num_warps=w, prefetch=f)
             for n, p, s, w, f in grid
         ]
+    head_width = 1 << (engine.config.head_dim - 1).bit_length()
     shapes = {
-        "qkv": ((own.block_n,), (128, 256), (1, 2, 4, 7), (2, 4, 8), (3,)),
+        "qkv": ((head_width,), (128, 256), (1, 2, 4, 7), (2, 4, 8), (3,)),
         "o": ((16, 32), (128, 256), (1, 2), (2, 4), (4,)),
         "gate_up": ((16, 32, 64), (64, 128), (1,), (2, 4), (4, 7)),
         "down": ((16, 32), (128, 256), (1, 2, 4, 8), (2, 4), (4,)),
@@ -112,9 +118,18 @@ def candidates(op: str, engine: Engine) -> list[Any]:
             "gate_up": ((32, 64, 128), (64, 128), (1,), (4, 8), (3, 5)),
             "down": ((32, 64, 128), (64, 128), (4, 9, 18), (4, 8), (4,)),
         }
+    whole_k, _, warps = whole(engine.config.hidden_size)
+    shared = {
+        "qkv": [(16, whole_k, 1, warps, 1), (32, whole_k, 1, warps, 1), (16, 256, 1, 4, 4)],
+        "o": [(n, whole_k, 1, warps, 1) for n in (8, 16, 32)] + [(16, 256, 1, 4, 4)],
+        "gate_up": [(32, 128, 1, 4, 5), (32, 256, 1, 8, 3), (16, 256, 1, 4, 4)],
+        "down": [(8, 512, 1, 8, 5), (16, 512, 2, 8, 4), (32, 512, 4, 8, 4), (32, 1024, 5, 8, 1)],
+    }
+    fields = "block_n", "block_k", "splits", "num_warps", "num_stages"
     return [
-        replace(own, block_n=n, block_k=k, splits=s, num_warps=w, num_stages=stages)
-        for n, k, s, w, stages in itertools.product(*shapes[op])
+        replace(own, over_k=over_k, **dict(zip(fields, values, strict=True)))
+        for over_k, tried in ((False, itertools.product(*shapes[op])), (True, shared[op]))
+        for values in tried
     ]
 
 
