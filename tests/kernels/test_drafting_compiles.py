@@ -99,7 +99,7 @@ def test_they_compile_for_hopper(tmp_path: Path) -> None:
         assert kernel["shared"] <= 227 * 1024, kernel["name"]
     # keys and values of a settled list are read before the wait
     before = (kernel["ptx"].partition("griddepcontrol.wait")[0] for kernel in kernels)
-    assert any(ptx.count("ld.global.v4") >= 16 for ptx in before)
+    assert any(ptx.count("ld.global.cg.v4") >= 16 for ptx in before)
 
 
 if __name__ == "__main__":

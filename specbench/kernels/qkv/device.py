@@ -7,9 +7,10 @@ import triton.language as tl
 @triton.jit
 def load_places(positions, slots, row, n):
     """Position and slot of each row, 0 and -1 past the last."""
-    position = tl.load(positions + row, mask=row < n, other=0).to(tl.int64)
-    slot = tl.load(slots + row, mask=row < n, other=-1).to(tl.int64)
-    return position, slot
+    # past the first-level cache: before the wait, what it holds may be old
+    position = tl.load(positions + row, mask=row < n, other=0, cache_modifier=".cg")
+    slot = tl.load(slots + row, mask=row < n, other=-1, cache_modifier=".cg")
+    return position.to(tl.int64), slot.to(tl.int64)
 
 
 @triton.jit

@@ -7,22 +7,31 @@ from specbench.kernels.launch import prefetch
 
 
 @triton.jit
-def selected_slots(selected, entry, last, UNIT: tl.constexpr):
+def selected_slots(selected, entry, last, UNIT: tl.constexpr, FRESH: tl.constexpr = False):
     """Slots of entries before `last` of a list, int64, -1 for none."""
+    run = _load_list(selected + entry // UNIT, entry < last, FRESH)
     if UNIT == 1:
-        return tl.load(selected + entry, mask=entry < last, other=-1).to(tl.int64)
+        return run
     else:
-        run = tl.load(selected + entry // UNIT, mask=entry < last, other=-1).to(tl.int64)
         return tl.where(run >= 0, run * UNIT + entry % UNIT, -1)
 
 
 @triton.jit
-def list_slots(selected, tail, entry, listed, last, UNIT: tl.constexpr):
+def list_slots(selected, tail, entry, listed, last, UNIT: tl.constexpr, FRESH: tl.constexpr):
     """Slots of entries before `last` of the list that the tail continues, int64, -1 for none."""
-    slot = selected_slots(selected, entry, tl.minimum(listed, last), UNIT)
+    slot = selected_slots(selected, entry, tl.minimum(listed, last), UNIT, FRESH)
     in_tail = (entry >= listed) & (entry < last)
-    tail_slot = tl.load(tail + (entry - listed), mask=in_tail, other=-1).to(tl.int64)
+    tail_slot = _load_list(tail + (entry - listed), in_tail, FRESH)
     return tl.where(entry < listed, slot, tail_slot)
+
+
+@triton.jit
+def _load_list(pointers, inside, FRESH: tl.constexpr):
+    """Slots, past the first-level cache if `FRESH`: before the wait, what it holds may be old."""
+    if FRESH:
+        return tl.load(pointers, mask=inside, other=-1, cache_modifier=".cg").to(tl.int64)
+    else:
+        return tl.load(pointers, mask=inside, other=-1).to(tl.int64)
 
 
 @triton.jit
@@ -52,9 +61,10 @@ def entry_places(
     TAIL_PAGE: tl.constexpr,
     UNIT: tl.constexpr,
     FLAT: tl.constexpr,
+    FRESH: tl.constexpr,
 ):
     """Which entries there are, and where their keys and values begin, in elements."""
-    slot = list_slots(selected, tail, entry, listed, last, UNIT)
+    slot = list_slots(selected, tail, entry, listed, last, UNIT, FRESH)
     place = slot_place(slot, kv_page, kv_token, PAGE, FLAT)
     k_place = place
     v_place = place

@@ -278,7 +278,8 @@ def _sparse_attention(
         wait_for_previous(PDL)
     listed = selected_width
     if counts is not None:
-        count = tl.load(counts + request * counts_request + head * counts_set)
+        at_counts = counts + request * counts_request + head * counts_set
+        count = tl.load(at_counts, cache_modifier=".cg")
         listed = tl.minimum(listed, count.to(tl.int32))
     entries = listed + tail_width
     # the other splits of a short list have nothing to do, and nobody waits for them
@@ -319,13 +320,15 @@ def _sparse_attention(
             TAIL_PAGE,
             UNIT,
             FLAT,
+            True,
         )
         k_first = k_cache + (k_place[:, None] + feature[None, :])
         v_first = v_cache + (v_place[:, None] + feature[None, :])
         first_readable = first_present[:, None] & (dim < DIM)[None, :]
         early = first_readable & (first < listed)
-        early_keys = tl.load(k_first, mask=early, other=0.0)
-        early_values = tl.load(v_first, mask=early, other=0.0)
+        # past the first-level cache, as whatever is read before the wait: what it holds may be old
+        early_keys = tl.load(k_first, mask=early, other=0.0, cache_modifier=".cg")
+        early_values = tl.load(v_first, mask=early, other=0.0, cache_modifier=".cg")
     if PDL and SETTLED:
         fetch_selected(
             k_cache,
@@ -392,6 +395,7 @@ def _sparse_attention(
                     TAIL_PAGE,
                     UNIT,
                     FLAT,
+                    False,
                 )
                 readable = present[:, None] & (dim < DIM)[None, :]
                 k_at = k_cache + (k_place[:, None] + feature[None, :])
