@@ -137,10 +137,13 @@ def flags(launch: Any) -> list[Any]:
     """The same tiles, entered and fetched otherwise."""
     if not hasattr(launch, "pdl"):
         return []
-    return [
+    found = [
         replace(launch, pdl=pdl, prefetch=fetch)
         for pdl, fetch in ((True, True), (True, False), (False, False))
     ]
+    if hasattr(launch, "early"):
+        found += [replace(launch, pdl=True, prefetch=f, early=True) for f in (True, False)]
+    return found
 
 
 def vegas(context: int, width: int) -> Vegas:

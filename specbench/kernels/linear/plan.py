@@ -33,6 +33,9 @@ class LinearLaunch:
         K is one block.
     over_k : bool
         Warps share a block's K, 16 columns of it or more each, and not the tile's columns.
+    early : bool
+        Let the next kernel in behind the wait, and not behind the sum: it has longer to read what
+        it reads before its own wait, and takes room meanwhile.
     """
 
     block_n: int
@@ -43,6 +46,7 @@ class LinearLaunch:
     pdl: bool = True
     prefetch: bool = True
     over_k: bool = False
+    early: bool = False
 
     def sharers(self) -> int:
         """Warps that share the K of a block.

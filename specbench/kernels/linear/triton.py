@@ -170,6 +170,7 @@ def _launch(
         SHARERS=launch.sharers(),
         PARTS=parts,
         ADD=add,
+        EARLY=launch.early,
         PREFETCH=launch.prefetch and (each == 1 or fetchable(weight)),
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
@@ -232,6 +233,7 @@ def _linear(
     PARTS: tl.constexpr,
     ADD: tl.constexpr,
     PREFETCH: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -263,6 +265,7 @@ def _linear(
         if next_norm is not None:
             scale = tl.load(next_norm + column, mask=column < N, other=0)
         wait_for_previous(PDL)
+        release_next(PDL and EARLY)
         # what does not depend on the sum is on its way before the sum begins
         if ADD:
             before = load_residual(out, out_stride, row, column, n, N)
@@ -286,7 +289,7 @@ def _linear(
             SHARERS,
             PREFETCH and EACH == 1,
         )
-        release_next(PDL)
+        release_next(PDL and not EARLY)
         last = SPLITS == 1
         if SPLITS > 1:
             store_part(partial, total, tile, split, TILES)

@@ -120,6 +120,7 @@ def gate_up_small(
         STAGES=launch.num_stages,
         SHARERS=launch.sharers(),
         PARTS=parts,
+        EARLY=launch.early,
         PREFETCH=launch.prefetch and (blocks == 1 or fetchable(weight)),
         num_warps=launch.num_warps,
         **dependent(launch.pdl, a.device),
@@ -172,6 +173,7 @@ def _gate_up(
     SHARERS: tl.constexpr,
     PARTS: tl.constexpr,
     PREFETCH: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)
@@ -188,6 +190,7 @@ def _gate_up(
         gate_addend = tl.load(bias + own, mask=own < N, other=0)
         up_addend = tl.load(bias + N + own, mask=own < N, other=0)
     wait_for_previous(PDL)
+    release_next(PDL and EARLY)
     # on its way before the sum begins
     if squares is not None:
         loaded = load_squares(squares, squares_stride, row, n, SQUARES)
@@ -215,7 +218,7 @@ def _gate_up(
         tl.num_programs(0) * tl.num_programs(1),
         PARTS,
     )
-    release_next(PDL)
+    release_next(PDL and not EARLY)
     if squares is not None:
         total *= root(loaded, eps, K)[:, None]
     gate, up = tl.split(tl.reshape(total, (ROWS, BLOCK_N, 2)))

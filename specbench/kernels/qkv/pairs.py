@@ -50,6 +50,7 @@ def project_pairs(
     PARTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     SETTLED: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A program: columns of one head's first half, and those they are rotated with."""
@@ -78,6 +79,7 @@ def project_pairs(
         low_cos, low_sin = load_rotation(cos, signed_sin, position, low, inside, rotates, D)
         high_cos, high_sin = load_rotation(cos, signed_sin, position, high, inside, rotates, D)
     wait_for_previous(PDL)
+    release_next(PDL and EARLY)
     if not SETTLED:
         position, slot = load_places(positions, slots, row, n)
     if squares is not None:
@@ -104,7 +106,7 @@ def project_pairs(
         low_cos, low_sin = load_rotation(cos, signed_sin, position, low, inside, rotates, D)
         high_cos, high_sin = load_rotation(cos, signed_sin, position, high, inside, rotates, D)
     fetch_ahead(following, tl.program_id(0), tl.num_programs(0), PARTS)
-    release_next(PDL)
+    release_next(PDL and not EARLY)
     if squares is not None:
         total *= root(loaded, eps, K)[:, None]
     low_sum, high_sum = tl.split(tl.reshape(total, (ROWS, PAIRS, 2)))

@@ -145,6 +145,7 @@ def project_rope_write_kv(
         "PARTS": parts,
         "PREFETCH": launch.prefetch and (each == 1 or fetchable(weight)),
         "SETTLED": settled,
+        "EARLY": launch.early,
         "num_warps": launch.num_warps,
         **dependent(launch.pdl, a.device),
     }
@@ -241,6 +242,7 @@ def _project_rope_write_kv(
     PARTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     SETTLED: tl.constexpr,
+    EARLY: tl.constexpr,
     PDL: tl.constexpr,
 ):
     HEADS: tl.constexpr = H + 2 * HKV
@@ -262,6 +264,7 @@ def _project_rope_write_kv(
     if SETTLED:
         position, slot = load_places(positions, slots, row, n)
     wait_for_previous(PDL)
+    release_next(PDL and EARLY)
     if not SETTLED:
         position, slot = load_places(positions, slots, row, n)
     if squares is not None:
@@ -292,7 +295,7 @@ def _project_rope_write_kv(
         tl.num_programs(0) * tl.num_programs(1),
         PARTS,
     )
-    release_next(PDL)
+    release_next(PDL and not EARLY)
     # through scratch even without splits: the rotation needs elements of other threads
     store_part(partial, total, head, split, HEADS)
     if last_to_arrive(counters + head, SPLITS):
