@@ -32,6 +32,14 @@ from specbench.kernels.qkv.triton import rope_write_kv
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 896, 14, 2, 64, 4864, 151_936
 WIDTH, LAYERS = (HEADS + 2 * KV_HEADS) * DIM, 24
 ROWS = (1, 16, 64)
+# launches whose warps share K: block_n, block_k, splits, num_warps, num_stages
+SHARED: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
+    "qkv": ((16, 1024, 1, 8, 1), (32, 1024, 1, 8, 1), (16, 256, 1, 4, 4), (32, 256, 1, 8, 3)),
+    "o": ((8, 1024, 1, 8, 1), (16, 1024, 1, 8, 1), (32, 1024, 1, 8, 1), (16, 256, 1, 4, 4)),
+    "gate_up": ((32, 128, 1, 4, 5), (32, 256, 1, 8, 3), (16, 256, 1, 4, 4)),
+    "down": ((8, 512, 1, 8, 5), (16, 512, 2, 8, 4), (32, 512, 4, 8, 4), (32, 1024, 5, 8, 1)),
+    "head": (),
+}
 Job = tuple[str, int, Any]
 
 
@@ -56,7 +64,11 @@ def launches(op: str) -> list[Any]:
         splits = (1, 3, 7) if op == "o" else (3, 5, 9)
         for n, k, s, warps in itertools.product((16, 32, 64), (64, 128), splits, (2, 4)):
             tried.append(LinearLaunch(n, k, s, warps, 4))
-    return tried + [replace(launch, pdl=False) for launch in tried[1:]]
+    shared = [LinearLaunch(*sizes, over_k=True) for sizes in SHARED[op]]
+    early = [replace(launch, early=True) for launch in shared]
+    unfetched = [replace(launch, prefetch=False) for launch in shared]
+    tried += shared
+    return tried + [replace(launch, pdl=False) for launch in tried[1:]] + early + unfetched
 
 
 def calls(op: str, rows: int, launch: Any) -> list[Callable[[], object]]:
