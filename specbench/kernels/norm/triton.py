@@ -56,7 +56,7 @@ def embed_prenorm(
 ) -> tuple[Tensor, Prenormed]:
     """As `reference.embed_prenorm`; rows of `table` may be strided, ids are not checked."""
     n = len(tokens)
-    if table.stride(1) != 1 or tokens.stride(0) != 1:
+    if table.stride(1) != 1 or not tokens.is_contiguous():
         raise ValueError("token ids, and the elements of a row, must be adjacent")
     x = torch.empty((n, table.shape[1]), dtype=table.dtype, device=table.device)
     squares = torch.empty((1, n), dtype=torch.float32, device=table.device)

@@ -287,7 +287,7 @@ def check(
                 "with one page_size for keys and values"
             )
     for name, length in lengths.items():
-        if length.shape != (rows,) or length.stride(0) != 1:
+        if length.shape != (rows,) or not length.is_contiguous():
             raise ValueError(f"{name} {list(length.shape)}: expected [{rows}], contiguous")
     if tree_mask is not None and (
         tree_mask.dtype != torch.bool

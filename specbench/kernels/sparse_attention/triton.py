@@ -211,7 +211,7 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, selected: Tensor, tail: 
         )
     if selected.shape[1] not in (1, kv_heads):
         raise ValueError(f"{selected.shape[1]} lists a request; expected 1 or {kv_heads}")
-    if any(lists.numel() and lists.stride(-1) != 1 for lists in (selected, tail)):
+    if any(x.numel() and x.shape[-1] > 1 and x.stride(-1) != 1 for x in (selected, tail)):
         raise ValueError("lists of slots must be dense in their last axis")
 
 

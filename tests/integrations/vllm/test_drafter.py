@@ -137,23 +137,24 @@ def test_stream_reads_sinks_and_window_and_no_entry_twice(
 
 
 @pytest.mark.parametrize(
-    ("layout", "settings"),
+    ("layout", "rows", "settings"),
     [
-        (split_layout, {}),
-        (packed_layout, {"score": "logit", "share": "layer", "queries": "last"}),
+        (split_layout, 3, {}),
+        (packed_layout, 3, {"score": "logit", "share": "layer", "queries": "last"}),
+        # what is planned of a single request is one number a column
+        (packed_layout, 1, {}),
     ],
 )
 def test_kernels_choose_and_draft_as_plain_torch_does(
-    model: Transformer, batch: list[Row], layout: Layout, settings: dict[str, str]
+    model: Transformer, batch: list[Row], layout: Layout, rows: int, settings: dict[str, str]
 ) -> None:
     pytest.importorskip("triton")
     choice = vegas(model, kept_ratio=0.3, sinks=1, window=1, **settings)
-    rows = slice(0, 3)
     found = []
     for kernels in (False, True):
-        drafter = make_drafter(model, batch[rows], choice, GAMMA, layout, kernels)
-        drafts = drafter.run(3).tolist()
-        sets = [sorted(s.tolist()) for s in drafter.choice.selected[:, :3].flatten(0, 2)]
+        drafter = make_drafter(model, batch[:rows], choice, GAMMA, layout, kernels)
+        drafts = drafter.run(rows).tolist()
+        sets = [sorted(s.tolist()) for s in drafter.choice.selected[:, :rows].flatten(0, 2)]
         found.append((drafts, sets))
     assert found[0] == found[1]
 
