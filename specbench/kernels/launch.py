@@ -56,6 +56,8 @@ def multiprocessors(device: torch.device | str) -> int:
 @lru_cache
 def overlaps(device: torch.device | str) -> bool:
     """Whether a kernel can start while the one before it ends: on Hopper and later."""
+    if triton.knobs.runtime.interpret:
+        return False
     return torch.device(device).type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
@@ -86,10 +88,9 @@ def to_fetch(weight: Tensor | None, device: torch.device | str) -> tuple[Tensor 
     """
     if weight is None or weight.nbytes > MOST_AHEAD or not overlaps(device):
         return None, 0
-    if not fetchable(weight):
+    # products take strided rows too, whose gaps are not to be fetched
+    if not (fetchable(weight) and weight.is_contiguous()):
         return None, 0
-    if not weight.is_contiguous():
-        raise ValueError("a weight that is fetched ahead must be contiguous")
     return weight, weight.nbytes // FETCHED.value
 
 
@@ -107,6 +108,10 @@ def row_tile(rows: int) -> int:
 @triton.jit
 def release_next(PDL: tl.constexpr):
     """Let the next kernel be scheduled; it waits for this one's results by itself.
+
+    Short kernels call it before their own wait: the next one may then start while those before this
+    one still run. Products and attention call it behind theirs, which settles all that was written
+    before them.
 
     Called when little is left to do: programs that come early take what room they find, and the
     multiprocessors' shares of the next kernel are uneven then.

@@ -106,8 +106,8 @@ def project_rope_write_kv(
     ahead : Tensor, optional
         A weight that is read soon; see `to_fetch`.
     settled : bool
-        No kernel of the last two before this one wrote `positions` or `slots`: they may then be
-        read while the kernel before ends.
+        `positions` and `slots` were written before the last product ahead of this kernel (see
+        `release_next`): they may then be read while the kernel ahead ends.
 
     Returns
     -------

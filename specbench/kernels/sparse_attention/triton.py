@@ -81,8 +81,9 @@ def sparse_attention(
         float32 `[R, H]`, written: natural log-sum-exp of the scaled logits; -inf where the lists
         are empty.
     settled : bool
-        No kernel of the last two before this one wrote `selected`, `counts`, `tail` or the entries
-        that `selected` names: these may then be read while the kernel before ends.
+        `selected`, `counts`, `tail` and the entries that `selected` names were written before the
+        last product ahead of this kernel (see `release_next`): these may then be read while the
+        kernel ahead ends.
     ahead : Tensor, optional
         A weight that is read soon; see `to_fetch`.
 
@@ -178,7 +179,10 @@ def sparse_attention(
         TILE=launch.tile,
         STAGES=launch.stages,
         PARTS=parts,
-        SETTLED=settled and dim * q.element_size() % 16 == 0 and fetchable(k_cache),
+        SETTLED=settled
+        and dim * q.element_size() % 16 == 0
+        and fetchable(k_cache)
+        and fetchable(v_cache),
         HELD=settled and launch.held and splits > 1,
         ROWS=max(16, group_width),
         DIM_WIDTH=dim_width,
