@@ -11,8 +11,10 @@ from specbench.engine.engine import Engine
 from specbench.engine.forward import FullAttention
 from specbench.engine.reference_compute import ReferenceCompute
 from specbench.engine.sampling import Sampling
+from specbench.engine.triton_attention import TritonAttention
 from specbench.engine.triton_compute import Fusion, TritonCompute
 from specbench.errors import UsageError
+from specbench.kernels.paged_attention.reference import Collect
 from specbench.methods.base import EngineMethod
 from tests.methods.longspec.informed import informed
 from tests.support.buffers import DEVICE
@@ -87,6 +89,15 @@ def test_vegas_of_every_architecture(shape: dict[str, object]) -> None:
 def test_every_method(method: EngineMethod) -> None:
     expected = tokens("sdpa", autoregressive(), Sampling())
     assert tokens("triton", method, Sampling()) == expected
+
+
+def test_more_rows_than_one_pass_can_weigh() -> None:
+    model = tiny_model(3, torch.float32, 64, num_heads=6, num_kv_heads=2).to(DEVICE)
+    cache = Engine(model, rows=1, max_len=64).cache
+    attention = TritonAttention(model, cache, None, False)
+    attention.workspace(1, 10, Collect(), one_pass=True)
+    with pytest.raises(UsageError, match=r"17 verify rows of 3 heads .* use a smaller gamma"):
+        attention.workspace(1, 17, Collect(), one_pass=True)
 
 
 def test_one_iteration_of_trees() -> None:
