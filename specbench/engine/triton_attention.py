@@ -1,5 +1,7 @@
 """Attention of the engine's forwards on the Triton kernels, and the memory that these share."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -57,16 +59,10 @@ class TritonAttention:
         if isinstance(attention, CachedAttention):
             return attention.attend(layer, q)
         if isinstance(attention, SparseAttention):
-            return sparse_attention(
-                q,
-                *self.cache.layer(layer),
-                attention.selected[layer],
-                attention.tail,
-                attention.scale,
-                workspace=self._sparse_workspace(q),
-                lse=None if attention.lse is None else attention.lse[layer],
-                settled=True,
-                ahead=ahead,
+            lists = attention.selected[layer], attention.tail
+            lse = None if attention.lse is None else attention.lse[layer]
+            return self.sparsely(
+                layer, q, *lists, attention.scale, lse=lse, settled=True, ahead=ahead
             )
         out = self._attend_fully(attention, layer, q, ahead)
         if attention.tap is not None:
@@ -74,11 +70,20 @@ class TritonAttention:
         return out
 
     def sparsely(
-        self, layer: int, q: Tensor, selected: Tensor, tail: Tensor, scale: float, unit: int = 1
+        self,
+        layer: int,
+        q: Tensor,
+        selected: Tensor,
+        tail: Tensor,
+        scale: float,
+        unit: int = 1,
+        **options: Any,
     ) -> Tensor:
         """Attention of one query a request over listed entries; see `sparse_attention`."""
         caches, workspace = self.cache.layer(layer), self._sparse_workspace(q)
-        return sparse_attention(q, *caches, selected, tail, scale, unit, workspace=workspace)
+        return sparse_attention(
+            q, *caches, selected, tail, scale, unit, workspace=workspace, **options
+        )
 
     def _attend_fully(
         self, attention: FullAttention, layer: int, q: Tensor, ahead: Tensor | None

@@ -175,6 +175,13 @@ def fetch_ahead(weight, program, programs, PARTS: tl.constexpr):
 
 
 @triton.jit
+def fetch_share(weight, PARTS: tl.constexpr):
+    """The same of each program of a launch that computes too."""
+    program = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    fetch_ahead(weight, program, tl.num_programs(0) * tl.num_programs(1), PARTS)
+
+
+@triton.jit
 def last_to_arrive(counter, programs):
     """Whether all `programs` have stored their part, so that the last of them may read it."""
     # the atomic is one thread's: the stores of the others have to come before it

@@ -1,56 +1,26 @@
-"""Compiles Triton kernels for an H200 on a machine without a GPU: launches only compile."""
+"""Compiles paged attention for an H200 on a machine without a GPU."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tests.support.ptx import before_wait
-
-
-class Hopper:
-    """Stands in for Triton's driver of one device."""
-
-    @property
-    def utils(self) -> "Hopper":
-        return self
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": 227 * 1024}
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-def compile_only() -> list[Any]:
-    """From now on each launch in this process compiles; the list collects the results."""
-    from triton.runtime import JITFunction, driver
-
-    from specbench.kernels import launch
-
-    driver.set_active(Hopper())
-    launch.overlaps = lambda _: True  # type: ignore[assignment]
-    compiled: list[Any] = []
-    run: Callable[..., Any] = JITFunction.run
-
-    def warm_up(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        compiled.append(run(self, *args, grid=grid, warmup=True, **kwargs))
-
-    JITFunction.run = warm_up
-    return compiled
+from tests.support.sm90 import compile_only
 
 
 def compile_all() -> dict[str, int]:
     """Compile paged attention as supported models use it: the most shared memory of each kernel."""
-    compiled = compile_only()
+    shared: dict[str, int] = {}
+    for kernel in compile_only(calls):
+        if kernel.name in ("attend_kernel", "merge_kernel"):
+            # their lengths and KV may be of the kernel ahead
+            assert not before_wait(kernel.ptx), kernel.name
+        shared[kernel.name] = max(kernel.shared, shared.get(kernel.name, 0))
+    return shared
+
+
+def calls() -> None:
+    """Every launch, of each way to collect and to mask."""
     from specbench.kernels.paged_attention.launch import Launch
     from specbench.kernels.paged_attention.reference import Collect
     from specbench.kernels.paged_attention.triton import write_kv
@@ -64,14 +34,6 @@ def compile_all() -> dict[str, int]:
     launch((2, 1, 6, 80), 2, fp16, how=Launch(16, 64, merge_bytes=0))
     launch((2, 1, 6, 64), 2, torch.float32)
     write_kv(torch.empty(9, 16, 8, 128), torch.empty(4, 7, 8, 128), torch.zeros(4, 7).long())
-    shared: dict[str, int] = {}
-    for kernel in compiled:
-        about = kernel.metadata
-        if about.name in ("attend_kernel", "merge_kernel"):
-            # their lengths and KV may be of the kernel ahead
-            assert not before_wait(kernel.asm["ptx"]), about.name
-        shared[about.name] = max(about.shared, shared.get(about.name, 0))
-    return shared
 
 
 def launch(

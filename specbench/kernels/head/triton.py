@@ -18,7 +18,7 @@ from specbench.kernels.launch import (
     wait_for_previous,
 )
 from specbench.kernels.linear.device import load_squares, prefetch_weight, project, root
-from specbench.kernels.linear.plan import MAX_ROWS, SHARED
+from specbench.kernels.linear.plan import MAX_ROWS, in_flight
 from specbench.kernels.linear.triton import operands
 from specbench.kernels.norm.reference import Prenormed
 
@@ -89,7 +89,7 @@ def head_argmax(
     if launch is None:
         launch = TABLE[row_tile(rows)]
         load = (row_tile(rows) + launch.block_n) * launch.block_k * a.element_size()
-        launch = replace(launch, num_stages=max(1, min(launch.num_stages, SHARED // load)))
+        launch = replace(launch, num_stages=in_flight(launch.num_stages, load))
     scratch = scratch or Scratch.make(a.device, 0, SCRATCH_TILES)
     scratch.check(0, SCRATCH_TILES)
     tiles = triton.cdiv(len(weight), launch.block_n)

@@ -17,12 +17,12 @@ def prefetch_weight(
     BLOCK_K: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """Fetch a program's share of the weight into L2: it depends on no kernel before this one."""
+    """Fetch a program's share of a `fetchable` weight into L2: it depends on no kernel before."""
     SIZE: tl.constexpr = weight.dtype.element_ty.primitive_bitwidth // 8
     first = split * EACH * BLOCK_K
     # whole sixteens of bytes: what little may be left out comes with the loads
     elements = tl.minimum(EACH * BLOCK_K, K - first) // (16 // SIZE) * (16 // SIZE)
-    if (elements > 0) & (stride * SIZE % 16 == 0):
+    if elements > 0:
         start = weight + tl.minimum(column, N - 1).to(tl.int64) * stride + first
         prefetch(start, tl.zeros_like(column) + elements * SIZE)
 

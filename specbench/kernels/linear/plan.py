@@ -117,8 +117,13 @@ def fitting(launch: LinearLaunch, rows: int, item: int, weights: int = 1) -> Lin
     block_k = launch.block_k
     while block_k > 128 and column * block_k > SHARED:
         block_k //= 2
-    stages = max(1, min(launch.num_stages, SHARED // (column * block_k)))
+    stages = in_flight(launch.num_stages, column * block_k)
     return replace(launch, block_k=block_k, num_stages=stages)
+
+
+def in_flight(wanted: int, load: int) -> int:
+    """How many loads of so many bytes the shared memory holds: at most `wanted`, one at least."""
+    return max(1, min(wanted, SHARED // load))
 
 
 def shares(inner: int, launch: LinearLaunch) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from specbench.kernels.launch import (
     check_dtype,
     dependent,
-    fetch_ahead,
+    fetch_share,
     fetchable,
     multiprocessors,
     release_next,
@@ -212,12 +212,7 @@ def _gate_up(
         SHARERS,
         PREFETCH and BLOCKS == 1,
     )
-    fetch_ahead(
-        following,
-        tl.program_id(1) * tl.num_programs(0) + tl.program_id(0),
-        tl.num_programs(0) * tl.num_programs(1),
-        PARTS,
-    )
+    fetch_share(following, PARTS)
     release_next(PDL and not EARLY)
     if squares is not None:
         total *= root(loaded, eps, K)[:, None]

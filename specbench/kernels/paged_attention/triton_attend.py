@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from specbench.kernels.launch import fetch_ahead, release_next, wait_for_previous
+from specbench.kernels.launch import fetch_share, release_next, wait_for_previous
 from specbench.kernels.paged_attention.triton_rows import (
     EXACT,
     LOGIT,
@@ -309,7 +309,7 @@ def attend_kernel(
             BLOCK_C,
         )
         if unit + last - first == stop:
-            fetch_ahead(following, program, tl.num_programs(0), PARTS)
+            fetch_share(following, PARTS)
             release_next(PDL)
         parts = (begin + count - 1) // share - begin // share + 1
         if parts == 1:

@@ -14,6 +14,13 @@ def load_places(positions, slots, row, n):
 
 
 @triton.jit
+def load_pair(vector, head, d, pair, inside, D: tl.constexpr):
+    """Elements `d` of a head's part of a vector, and those they are rotated with."""
+    start = vector + head * D
+    return tl.load(start + d, mask=inside, other=0), tl.load(start + pair, mask=inside, other=0)
+
+
+@triton.jit
 def load_rotation(cos, signed_sin, position, d, inside, rotates, D: tl.constexpr):
     """Rows of the tables at elements `d` of a head, `[rows, d]`; nothing for heads of v."""
     at = position[:, None] * D + d[None, :]
@@ -54,14 +61,8 @@ def store_head(
     q,
     k_cache,
     v_cache,
-    k_page,
-    k_token,
-    k_head,
-    k_dim,
-    v_page,
-    v_token,
-    v_head,
-    v_dim,
+    k_stride,
+    v_stride,
     H: tl.constexpr,
     HKV: tl.constexpr,
     D: tl.constexpr,
@@ -75,9 +76,10 @@ def store_head(
         kept = inside & (slot >= 0)[:, None]
         page, token = (slot // PAGE_SIZE)[:, None], (slot % PAGE_SIZE)[:, None]
         if head < H + HKV:
-            start = k_cache + page * k_page + token * k_token + (head - H).to(tl.int64) * k_head
-            tl.store(start + d[None, :] * k_dim, value, mask=kept)
+            start = k_cache + page * k_stride[0] + token * k_stride[1]
+            start += (head - H).to(tl.int64) * k_stride[2]
+            tl.store(start + d[None, :] * k_stride[3], value, mask=kept)
         else:
-            kv_head = (head - H - HKV).to(tl.int64)
-            start = v_cache + page * v_page + token * v_token + kv_head * v_head
-            tl.store(start + d[None, :] * v_dim, value, mask=kept)
+            start = v_cache + page * v_stride[0] + token * v_stride[1]
+            start += (head - H - HKV).to(tl.int64) * v_stride[2]
+            tl.store(start + d[None, :] * v_stride[3], value, mask=kept)

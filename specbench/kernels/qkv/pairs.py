@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from specbench.kernels.launch import fetch_ahead, release_next, wait_for_previous
+from specbench.kernels.launch import fetch_share, release_next, wait_for_previous
 from specbench.kernels.linear.device import begin_weight, load_squares, project, root
-from specbench.kernels.qkv.device import load_places, load_rotation, rotate, store_head
+from specbench.kernels.qkv.device import load_pair, load_places, load_rotation, rotate, store_head
 
 
 @triton.jit
@@ -24,14 +24,8 @@ def project_pairs(
     q,
     k_cache,
     v_cache,
-    k_page,
-    k_token,
-    k_head,
-    k_dim,
-    v_page,
-    v_token,
-    v_head,
-    v_dim,
+    k_stride,
+    v_stride,
     following,
     n,
     eps,
@@ -72,8 +66,7 @@ def project_pairs(
         weight, weight_stride, column, 0, K, N, BLOCK_K, EACH, SHARERS, PREFETCH, PDL
     )
     if bias is not None:
-        low_bias = tl.load(bias + head * D + low, mask=low < HALF, other=0)
-        high_bias = tl.load(bias + head * D + high, mask=low < HALF, other=0)
+        low_bias, high_bias = load_pair(bias, head, low, high, low < HALF, D)
     if SETTLED:
         position, slot = load_places(positions, slots, row, n)
         low_cos, low_sin = load_rotation(cos, signed_sin, position, low, inside, rotates, D)
@@ -105,7 +98,7 @@ def project_pairs(
     if not SETTLED:
         low_cos, low_sin = load_rotation(cos, signed_sin, position, low, inside, rotates, D)
         high_cos, high_sin = load_rotation(cos, signed_sin, position, high, inside, rotates, D)
-    fetch_ahead(following, tl.program_id(0), tl.num_programs(0), PARTS)
+    fetch_share(following, PARTS)
     release_next(PDL and not EARLY)
     if squares is not None:
         total *= root(loaded, eps, K)[:, None]
@@ -128,14 +121,8 @@ def project_pairs(
         q,
         k_cache,
         v_cache,
-        k_page,
-        k_token,
-        k_head,
-        k_dim,
-        v_page,
-        v_token,
-        v_head,
-        v_dim,
+        k_stride,
+        v_stride,
         H,
         HKV,
         D,
@@ -151,14 +138,8 @@ def project_pairs(
         q,
         k_cache,
         v_cache,
-        k_page,
-        k_token,
-        k_head,
-        k_dim,
-        v_page,
-        v_token,
-        v_head,
-        v_dim,
+        k_stride,
+        v_stride,
         H,
         HKV,
         D,

@@ -10,7 +10,7 @@ from torch import Tensor
 from specbench.kernels.launch import (
     Scratch,
     dependent,
-    fetch_ahead,
+    fetch_share,
     fetchable,
     last_to_arrive,
     multiprocessors,
@@ -31,6 +31,7 @@ from specbench.kernels.linear.plan import LinearLaunch, fitting, scratch_size, s
 from specbench.kernels.linear.triton import operands
 from specbench.kernels.norm.reference import Prenormed
 from specbench.kernels.qkv.device import (
+    load_pair,
     load_places,
     load_rotation,
     norm_head,
@@ -129,7 +130,7 @@ def project_rope_write_kv(
     each, splits = shares(hidden, launch)
     product = a, a.stride(0), squares, 0 if squares is None else squares.stride(0), weight
     places = cos, signed_sin, positions, slots, q, k_cache, v_cache
-    strides = *k_cache.stride(), *v_cache.stride()
+    strides = k_cache.stride(), v_cache.stride()
     options: dict[str, Any] = {
         "K": hidden,
         "SQUARES": 1 if squares is None else len(squares),
@@ -214,14 +215,8 @@ def _project_rope_write_kv(
     q,
     k_cache,
     v_cache,
-    k_page,
-    k_token,
-    k_head,
-    k_dim,
-    v_page,
-    v_token,
-    v_head,
-    v_dim,
+    k_stride,
+    v_stride,
     partial,
     counters,
     following,
@@ -256,11 +251,9 @@ def _project_rope_write_kv(
     # weights depend on no kernel before this one
     held = begin_weight(weight, weight_stride, column, split, K, N, BLOCK_K, EACH, 1, PREFETCH, PDL)
     if bias is not None:
-        addend = tl.load(bias + head * D + d, mask=d < D, other=0)
-        partner_addend = tl.load(bias + head * D + pair, mask=d < D, other=0)
+        addend, partner_addend = load_pair(bias, head, d, pair, d < D, D)
     if qk_norm is not None:
-        scale = tl.load(qk_norm + head * D + d, mask=(d < D) & rotates, other=0)
-        partner_scale = tl.load(qk_norm + head * D + pair, mask=(d < D) & rotates, other=0)
+        scale, partner_scale = load_pair(qk_norm, head, d, pair, (d < D) & rotates, D)
     if SETTLED:
         position, slot = load_places(positions, slots, row, n)
     wait_for_previous(PDL)
@@ -289,12 +282,7 @@ def _project_rope_write_kv(
     )
     # whoever is last has these while programs meet
     c, s = load_rotation(cos, signed_sin, position, d, inside, rotates, D)
-    fetch_ahead(
-        following,
-        tl.program_id(1) * tl.num_programs(0) + tl.program_id(0),
-        tl.num_programs(0) * tl.num_programs(1),
-        PARTS,
-    )
+    fetch_share(following, PARTS)
     release_next(PDL and not EARLY)
     # through scratch even without splits: the rotation needs elements of other threads
     store_part(partial, total, head, split, HEADS)
@@ -323,14 +311,8 @@ def _project_rope_write_kv(
             q,
             k_cache,
             v_cache,
-            k_page,
-            k_token,
-            k_head,
-            k_dim,
-            v_page,
-            v_token,
-            v_head,
-            v_dim,
+            k_stride,
+            v_stride,
             H,
             HKV,
             D,

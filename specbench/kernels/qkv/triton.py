@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specbench.kernels.launch import check_dtype, dependent, release_next, wait_for_previous
 from specbench.kernels.qkv.device import (
+    load_pair,
     load_places,
     load_rotation,
     norm_head,
@@ -76,8 +77,8 @@ def rope_write_kv(
             q,
             k_cache,
             v_cache,
-            *k_cache.stride(),
-            *v_cache.stride(),
+            k_cache.stride(),
+            v_cache.stride(),
             rows,
             eps,
             H=heads,
@@ -105,14 +106,8 @@ def _rope_write_kv(
     q,
     k_cache,
     v_cache,
-    k_page,
-    k_token,
-    k_head,
-    k_dim,
-    v_page,
-    v_token,
-    v_head,
-    v_dim,
+    k_stride,
+    v_stride,
     n,
     eps,
     H: tl.constexpr,
@@ -132,11 +127,9 @@ def _rope_write_kv(
     release_next(PDL)
     # weights depend on no kernel: their loads may overlap the end of the one before
     if bias is not None:
-        addend = tl.load(bias + head * D + d, mask=d < D, other=0)
-        partner_addend = tl.load(bias + head * D + pair, mask=d < D, other=0)
+        addend, partner_addend = load_pair(bias, head, d, pair, d < D, D)
     if qk_norm is not None:
-        scale = tl.load(qk_norm + head * D + d, mask=(d < D) & rotates, other=0)
-        partner_scale = tl.load(qk_norm + head * D + pair, mask=(d < D) & rotates, other=0)
+        scale, partner_scale = load_pair(qk_norm, head, d, pair, (d < D) & rotates, D)
     wait_for_previous(PDL)
     position, slot = load_places(positions, slots, row, n)
     start = qkv + row[:, None] * qkv_stride + head * D
@@ -160,14 +153,8 @@ def _rope_write_kv(
         q,
         k_cache,
         v_cache,
-        k_page,
-        k_token,
-        k_head,
-        k_dim,
-        v_page,
-        v_token,
-        v_head,
-        v_dim,
+        k_stride,
+        v_stride,
         H,
         HKV,
         D,

@@ -5,6 +5,8 @@ import triton.language as tl
 
 from specbench.kernels.launch import prefetch
 
+LN2 = tl.constexpr(0.6931471805599453)
+
 
 @triton.jit
 def selected_slots(selected, entry, last, UNIT: tl.constexpr, FRESH: tl.constexpr = False):
@@ -173,6 +175,30 @@ def finished(acc, total, top):
     """Attention and log2-sum-exps of sums under `top`; zeros and -inf where nothing was present."""
     some = tl.where(total == 0.0, 1.0, total)
     return acc / some[:, None], tl.where(total == 0.0, float("-inf"), top + tl.log2(some))
+
+
+@triton.jit
+def write_group(
+    result,
+    lse2,
+    request,
+    head,
+    member,
+    dim,
+    out,
+    lse,
+    lse_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Store the attention of a KV head's group, and its log-sum-exps where they are wanted."""
+    place = ((request * KV_HEADS + head) * GROUP + member[:, None]) * DIM + dim[None, :]
+    inside = (member < GROUP)[:, None] & (dim < DIM)[None, :]
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+    if lse is not None:
+        at = request * lse_stride[0] + (head * GROUP + member) * lse_stride[1]
+        tl.store(lse + at, lse2 * LN2, mask=member < GROUP)
 
 
 @triton.jit

@@ -22,10 +22,10 @@ from specbench.kernels.sparse_attention.device import (
     fetch_selected,
     finished,
     merge_splits,
+    write_group,
 )
 from specbench.kernels.sparse_attention.workspace import SparseAttentionWorkspace
 
-LN2 = tl.constexpr(0.6931471805599453)
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -412,11 +412,9 @@ def _sparse_attention(
         group = request * KV_HEADS + head
         if SPLIT_WIDTH == 1:
             result, lse2 = finished(acc, total, best)
-            place = (group * GROUP + row[:, None]) * DIM + dim[None, :]
-            tl.store(out + place, result.to(out.dtype.element_ty), mask=in_group)
-            if lse is not None:
-                at = request * lse_stride[0] + (head * GROUP + row) * lse_stride[1]
-                tl.store(lse + at, lse2 * LN2, mask=row < GROUP)
+            write_group(
+                result, lse2, request, head, row, dim, out, lse, lse_stride, KV_HEADS, GROUP, DIM
+            )
         else:
             own = (group * splits + split) * GROUP + row
             tl.store(partial + own[:, None] * DIM + dim[None, :], acc, mask=in_group)
@@ -441,12 +439,7 @@ def _sparse_attention(
                     MERGED,
                 )
                 member = tl.arange(0, GROUP_WIDTH)
-                place = (group * GROUP + member[:, None]) * DIM + dim[None, :]
-                tl.store(
-                    out + place,
-                    result.to(out.dtype.element_ty),
-                    mask=(member < GROUP)[:, None] & (dim < DIM)[None, :],
+                write_group(
+                    *(result, lse2, request, head, member, dim),
+                    *(out, lse, lse_stride, KV_HEADS, GROUP, DIM),
                 )
-                if lse is not None:
-                    merged_at = request * lse_stride[0] + (head * GROUP + member) * lse_stride[1]
-                    tl.store(lse + merged_at, lse2 * LN2, mask=member < GROUP)
