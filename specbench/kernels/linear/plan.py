@@ -93,11 +93,8 @@ def choose(rows: int, outputs: int, inner: int, multiprocessors: int) -> LinearL
     if rows <= FEW and triton.cdiv(outputs, 8) <= multiprocessors:
         # sums that need not meet, of a K that warps share
         return LinearLaunch(8, 512, 1, 8, 5, prefetch=False, over_k=True)
-    # wide rows of x weigh on every split: one program a multiprocessor is enough for them
-    programs = multiprocessors * (1 if row_tile(rows) == 64 else 2)
-    return LinearLaunch(
-        block_n, block_k, max(1, min(programs // tiles, most)), warps, stages, prefetch=False
-    )
+    splits = max(1, min(multiprocessors // tiles, most))
+    return LinearLaunch(block_n, block_k, splits, warps, stages, prefetch=False)
 
 
 def fitting(launch: LinearLaunch, rows: int, item: int, weights: int = 1) -> LinearLaunch:

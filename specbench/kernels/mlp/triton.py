@@ -40,7 +40,7 @@ class SiluLaunch:
 
 # row tile: (block_n, block_k, num_warps, num_stages, over_k); a program holds two tiles, gate's
 # and up's
-TABLE = {16: (32, 128, 4, 5, True), 32: (32, 64, 4, 5, False), 64: (64, 64, 4, 5, False)}
+TABLE = {16: (16, 64, 2, 4, False), 32: (32, 64, 4, 5, False), 64: (64, 64, 4, 5, False)}
 
 
 def choose(rows: int, inner: int, multiprocessors: int) -> LinearLaunch:
@@ -48,7 +48,16 @@ def choose(rows: int, inner: int, multiprocessors: int) -> LinearLaunch:
     block_n, block_k, warps, stages, over_k = TABLE[row_tile(rows)]
     while block_n > 16 and 2 * triton.cdiv(inner, block_n) < multiprocessors:
         block_n //= 2
-    return LinearLaunch(block_n, block_k, 1, warps, stages, prefetch=False, over_k=over_k)
+    return LinearLaunch(
+        block_n,
+        block_k,
+        1,
+        warps,
+        stages,
+        prefetch=False,
+        over_k=over_k,
+        early=row_tile(rows) == 16,
+    )
 
 
 def silu_mul(gate_up: Tensor, launch: SiluLaunch | None = None) -> Tensor:
