@@ -105,19 +105,19 @@ class Batch:
 
     def admit(self, row: int, request: int, length: int, token: int, remaining: int) -> None:
         """Start decoding a prefilled request of `length` tokens whose first new one is `token`."""
-        self.request[row] = request
-        self.lengths[row] = length
-        self.tokens[row] = token
-        self.history[row, length] = token
-        self.remaining[row] = remaining
-        self.active[row] = True
+        self.request[row].fill_(request)
+        self.lengths[row].fill_(length)
+        self.tokens[row].fill_(token)
+        self.history[row, length].fill_(token)
+        self.remaining[row].fill_(remaining)
+        self.active[row].fill_(True)
 
     def release(self, row: int) -> None:
-        """Empty a row."""
-        self.active[row] = False
-        self.lengths[row] = 0
-        self.remaining[row] = 0
-        self.block_table[row] = 0
+        """Empty a row, without waiting for the device: the assignment of a number would."""
+        self.active[row].fill_(False)
+        self.lengths[row].fill_(0)
+        self.remaining[row].fill_(0)
+        self.block_table[row].fill_(0)
 
     def allowed(self, gamma: int) -> Tensor:
         """Drafts `[R]` that each row can use; the last shrink to what may still be committed."""

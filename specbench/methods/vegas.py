@@ -1,6 +1,6 @@
 """Vegas: the verification's own attention tells which KV entries the next drafts read."""
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -32,12 +32,19 @@ class VegasParameters(Parameters):
     queries: Queries = Field("first+last", description="Verify rows whose scores are summed.")
     share: Share = Field("head", description="One set a KV head, or one a layer.")
     normaliser: Normaliser = Field(
-        "exact",
+        "draft",
         description="Divide weights by their own sum, or by one that is known before the pass: of "
         "the same tokens' draft steps, or of the verification before.",
     )
     sinks: int = Field(0, ge=0, description="First tokens that are always kept.")
     window: int = Field(0, ge=0, description="Last ranked tokens that are always kept.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _others_have_no_sum(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("score", "weight") != "weight":
+            return {"normaliser": "exact"} | values
+        return values
 
     @model_validator(mode="after")
     def _only_weights_are_divided(self) -> Self:

@@ -1,11 +1,13 @@
 """The rows' bookkeeping: what is committed, when a request ends, and where its KV goes."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.engine.batch import Batch, slots_of
 
@@ -236,3 +238,26 @@ def test_a_row_is_taken_and_released_without_a_trace() -> None:
     batch.reserve(1, [2, 3])
     batch.reserve(1, [4])
     assert batch.block_table.tolist() == [[0, 0, 0], [4, 0, 0]]
+
+
+class _Copies(TorchDispatchMode):
+    """Copies from the host: on a GPU each of them waits for what was launched before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.copy_.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_row_is_emptied_without_waiting_for_the_device() -> None:
+    """The next iteration runs already, and its time would be the emptied row's step's."""
+    batch = Batch(2, 48, [EOS], "cpu")
+    with _Copies() as copies:
+        batch.release(1)
+    assert copies.count == 0
+    with copies:
+        batch.active[1] = False
+    assert copies.count == 1

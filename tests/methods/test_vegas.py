@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from specbench.config import build_config
 from specbench.engine.engine import Engine
 from specbench.errors import UsageError
-from specbench.methods.vegas import Vegas
+from specbench.methods.vegas import Vegas, VegasParameters
 from tests.support.dense import keys_and_queries, positions_of
 from tests.support.memory import peak_bytes
 from tests.support.tiny import GREEDY, autoregressive, decode, prompts, tiny_model, vegas
@@ -51,7 +51,8 @@ def test_the_first_selection_comes_from_the_prompts_last_row(score: str) -> None
 @pytest.mark.parametrize("queries", ["first+last", "last", "all"])
 def test_verification_ranks_the_prefix_up_to_its_first_row(score: str, queries: str) -> None:
     engine = Engine(tiny_model(2), rows=1, max_len=120)
-    method = vegas(score=score, queries=queries, kept_ratio=0.1, min_tokens=2, gamma=3)
+    settings = {"score": score, "queries": queries, "normaliser": "exact"}
+    method = vegas(**settings, kept_ratio=0.1, min_tokens=2, gamma=3)
     prompt = prompts(2, [60])[0]
     engine.use(method, GREEDY)
     first = engine.admit(0, 0, prompt, 30)
@@ -76,7 +77,7 @@ def test_verification_ranks_the_prefix_up_to_its_first_row(score: str, queries: 
 def test_weights_under_the_normaliser_of_the_verification_before(queries: str) -> None:
     engine = Engine(tiny_model(2), rows=2, max_len=120)
     method = vegas(queries=queries, normaliser="previous", gamma=3)
-    exact = vegas(queries=queries, gamma=3)
+    exact = vegas(queries=queries, normaliser="exact", gamma=3)
     ids = prompts(2, [60])[0]
     found = []
     for used in (exact, method):
@@ -219,3 +220,10 @@ def test_the_planned_memory_covers_what_ranking_takes(settings: dict[str, object
     peak = peak_bytes(lambda: method.observe(engine.batch))
     assert kept + peak <= planned
     assert planned < 3 * (kept + peak)
+
+
+def test_only_weights_have_a_normaliser() -> None:
+    assert VegasParameters().normaliser == "draft"
+    assert VegasParameters(score="logit").normaliser == "exact"
+    with pytest.raises(ValidationError, match="normaliser draft is of the score weight; logit has"):
+        VegasParameters(score="logit", normaliser="draft")

@@ -87,6 +87,8 @@ def _settings(values: dict[str, Any], gamma: int) -> Settings:
     for name in map(str, values):
         if name not in kind.model_fields:
             raise unknown(f"setting of {method}", name, [*kind.model_fields, *_OWN])
+    if kind is VegasParameters:
+        values.setdefault("normaliser", "exact")
     try:
         parameters = kind(**values)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import specbench
-from specbench.config import RunConfig
+from specbench.config import Normaliser, RunConfig
 from specbench.engine.export import cache_root
 from specbench.errors import DataError, UsageError
 from specbench.methods.base import Capabilities, Method
@@ -31,7 +31,9 @@ _GRAPH_STEP = 16
 
 
 class HostedVegasParameters(VegasParameters, VllmParameters):
-    """Settings of Vegas, and of the vLLM that it runs in."""
+    """Settings of Vegas, and of the vLLM that it runs in: which knows the weights' own sum."""
+
+    normaliser: Normaliser = "exact"
 
 
 class HostedStreamParameters(StreamParameters, VllmParameters):
