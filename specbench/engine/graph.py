@@ -1,7 +1,9 @@
 """An iteration as one CUDA graph, and its results on their way to the host."""
 
+import gc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,9 +35,22 @@ def capture(iterate: Callable[[], Tensor], pool: "_POOL_HANDLE") -> "tuple[CUDAG
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
+    with nothing_collected(), torch.cuda.graph(graph, pool=pool, stream=stream):
         result = iterate()
     return graph, result
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Free what is unreachable before, and not within: a freed graph breaks another's capture."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class Outbox:

@@ -1,5 +1,6 @@
 """The engine on a CUDA device: the same tokens as on the CPU, and speculation stays exact."""
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -100,6 +101,39 @@ def test_the_probe_splits_an_iteration(method: EngineMethod) -> None:
     assert found.split.phases["selection"] > 0
     assert found.frozen_split.phases["selection"] == 0
     engine.release_all()
+
+
+def test_a_captured_engine_that_nobody_has_does_no_harm_to_the_next() -> None:
+    """The collector frees it when it likes, and a graph freed within a capture would break it."""
+    model = tiny_model(9, torch.float32).to("cuda")
+    limits = gc.get_threshold()
+    try:
+        for _ in range(2):
+            engine = Engine(model, rows=2, max_len=64)
+            gc.set_threshold(1)
+            engine.use(vegas(gamma=2), Sampling())
+            gc.set_threshold(*limits)
+            assert engine.overlaps
+            # an engine that refers to itself is freed by the collector alone
+            engine.__dict__["itself"] = engine
+            del engine
+    finally:
+        gc.set_threshold(*limits)
+
+
+def test_the_step_in_which_a_request_ends_does_not_wait_for_the_next() -> None:
+    model = tiny_model(9, torch.bfloat16, 2048).to("cuda")
+    engine = Engine(model, rows=2, max_len=2048)
+    engine.use(vegas(gamma=4), Sampling())
+    engine.admit(0, 0, prompts(9, [300])[0], 100)
+    engine.launch()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        engine.release(0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    engine.collect()
 
 
 @pytest.mark.parametrize("method", [vegas(gamma=4), longspec_tree(tree_shape=(4, 16))])

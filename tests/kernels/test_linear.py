@@ -51,6 +51,7 @@ def test_equals_the_reference(
     rows: int, inner: int, outputs: int, launch: LinearLaunch, dtype: torch.dtype
 ) -> None:
     x, weight, bias, norm, residual = operands(rows, inner, outputs, dtype)
+    launch = fitting(launch, rows, x.element_size())
     close(linear_small(x, weight, launch=launch), reference.linear_small(x, weight))
     expected, exact = residual.clone(), residual.double()
     x = prenorm(x, norm)

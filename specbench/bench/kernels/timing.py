@@ -44,6 +44,8 @@ def capture(calls: Sequence[Call]) -> "torch.cuda.CUDAGraph":
     """A graph that makes `calls` in turn, warmed first: nothing may be compiled in it."""
     import torch
 
+    from specbench.engine.graph import nothing_collected
+
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -53,7 +55,7 @@ def capture(calls: Sequence[Call]) -> "torch.cuda.CUDAGraph":
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with nothing_collected(), torch.cuda.graph(graph):
         for call in calls:
             call()
     graph.replay()
