@@ -99,6 +99,6 @@ def test_wrong_inputs() -> None:
         gate_up_small(x, weight, launch=LinearLaunch(16, 16, 2))
     with pytest.raises(ValueError, match="float64"):
         silu_mul(x.double())
-    assert choose(1, 4864, 132).block_n == 32
-    assert choose(1, 1536, 132).block_n == 16
+    assert choose(17, 4864, 132).block_n == 32
+    assert choose(17, 1536, 132).block_n == 16
     assert silu_mul(torch.empty(0, 8, device=DEVICE)).shape == (0, 4)

@@ -93,7 +93,10 @@ def choose(rows: int, outputs: int, inner: int, multiprocessors: int) -> LinearL
     if rows <= FEW and triton.cdiv(outputs, 8) <= multiprocessors:
         # sums that need not meet, of a K that warps share
         return LinearLaunch(8, 512, 1, 8, 5, prefetch=False, over_k=True)
-    splits = max(1, min(multiprocessors // tiles, most))
+    # wide rows of x weigh on every split, and so do sums that meet: where either is much, one
+    # program a multiprocessor is enough
+    enough = row_tile(rows) == 64 or 4 * tiles <= multiprocessors
+    splits = max(1, min((1 if enough else 2) * multiprocessors // tiles, most))
     return LinearLaunch(block_n, block_k, splits, warps, stages, prefetch=False)
 
 
