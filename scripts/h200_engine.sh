@@ -4,11 +4,12 @@
 # stages:
 #   screen        the candidates, by the baseline alone
 #   grid.B        gammas by ratios, without vLLM
-#   main.B, sampled.B   at batch B, vLLM beside; alone.B without it
+#   main.B, sampled.B   at batch B or batches B,B, vLLM beside; alone.B without it
 #   step.BxCONTEXT      step times of random prompts, vLLM beside (--ignore-eos)
 #   load.BxCONTEXT      real prompts cut to CONTEXT, vLLM beside: where speculation stops paying
 #   long          four prompts of 100,000 tokens under YaRN; LONG names their file
 #   eight.BxCONTEXT     the shape of Qwen3-8B with random weights, vLLM beside
+#   of the last four, B and CONTEXT may be lists: each load is a folder in that of the stage
 #   roofline      the same shape, 4 x 100,000: Vegas's device time against its bytes
 # GAMMA, RATIO and NORMALISER set Vegas; without them its defaults hold.
 set -euo pipefail
@@ -34,7 +35,7 @@ real() { # folder, batch, options: real prompts, greedy unless told otherwise
 
 random() { # folder, BATCHxCONTEXT, options: a prompt a row, to the length limit
     bench "$1" --dataset longbench-v2 --source sample --ignore-eos --batch-size "${2%x*}" \
-        --num-prompts "${2%x*}" --context-len "${2#*x}" "${@:3}"
+        --num-prompts "${2%%[,x]*}" --context-len "${2#*x}" "${@:3}"
 }
 
 eight=(--rope-scaling yarn:4)
@@ -63,9 +64,8 @@ for stage in "$@"; do
         random "step-$size" "$size" --method vllm "${vllm[@]}" --repeats 5 --max-new-tokens 256
         ;;
     load.*)
-        bench "load-$size" --dataset "file:$prompts" --batch-size "${size%x*}" \
-            --num-prompts "$((${size%x*} > 8 ? ${size%x*} : 8))" --context-len "${size#*x}" \
-            --max-new-tokens 256 --method vegas,vllm "${vegas[@]}" "${vllm[@]}"
+        bench "load-$size" --dataset "file:$prompts" --batch-size "${size%x*}" --num-prompts 8 \
+            --context-len "${size#*x}" --max-new-tokens 256 --method vegas,vllm "${vegas[@]}"
         ;;
     long)
         bench long --dataset "file:$LONG" --batch-size 4 --num-prompts 4 --context-len 100000 \

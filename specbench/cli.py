@@ -20,8 +20,8 @@ from specbench.cli_help import (
     GroupedCommand,
 )
 from specbench.cli_options import run_parameters, split_lists
-from specbench.config import RunConfig, TuneConfig, build, build_config
-from specbench.errors import SpecbenchError
+from specbench.config import SweepConfig, TuneConfig, build
+from specbench.errors import SpecbenchError, UsageError
 from specbench.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _with_options(config: type[BaseModel]) -> Callable[[Callable[..., None]], Ca
 
 
 @app.command(cls=GroupedCommand, epilog=RUN_EXAMPLES)
-@_with_options(RunConfig)
+@_with_options(SweepConfig)
 def run(
     context: typer.Context,
     config: _ConfigFile = None,
@@ -131,19 +131,24 @@ def run(
     **options: Any,
 ) -> None:
     """Run methods beside autoregressive decoding."""
-    chosen = build_config(split_lists(options), config)
+    chosen = build(SweepConfig, split_lists(options), config)
 
+    from specbench.bench.loads import split_loads
     from specbench.bench.run import run_benchmark
     from specbench.bench.shards import parse_shard
+    from specbench.bench.sweep import run_sweep
 
-    status = run_benchmark(
-        chosen,
-        console=_console(),
-        argv=["specbench", *context.obj],
-        shard=parse_shard(shard) if shard else None,
-        dry_run=dry_run,
-    )
-    raise typer.Exit(status)
+    part = parse_shard(shard) if shard else None
+    console, argv = _console(), ["specbench", *context.obj]
+    if len(split_loads(chosen)) > 1:
+        if part:
+            raise UsageError(
+                "--shard divides a run at one load: give each machine a part of --batch-size and "
+                "--context-len, and an --output of its own"
+            )
+        raise typer.Exit(run_sweep(chosen, console=console, argv=argv, dry_run=dry_run))
+    one = chosen.run_config()
+    raise typer.Exit(run_benchmark(one, console=console, argv=argv, shard=part, dry_run=dry_run))
 
 
 @app.command(cls=GroupedCommand, epilog=REPORT_EXAMPLES)

@@ -64,6 +64,7 @@ specbench run --method all --dataset all --source sample --output runs/all
 specbench run --method all --dataset all --output runs/all --dry-run
 specbench run --method all --dataset all --output runs/all --shard 2/4
 specbench run --model ./my-model --dataset file:prompts.jsonl --gamma 8 --kept-ratio 0.05
+specbench run --batch-size 1,4,16,64 --context-len 2048,8192,20000 --output runs/loads
 specbench run --config runs/x/tuned.yaml
 specbench run --schedule runs/x/schedule.yaml --batch-size 16
 """

@@ -203,21 +203,51 @@ class RunConfig(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class TuneConfig(RunConfig):
-    """The options of `specbench tune`: those of a run, and what the search may do."""
+class SweepConfig(RunConfig):
+    """The options of a run at one load or several: batches by contexts."""
 
-    reuse_prompts: bool = Field(
-        True, description="Prefill each prompt once, and keep its KV for all trials."
-    )
     batch_size: tuple[PositiveInt, ...] | None = Field(  # type: ignore[assignment]
         None,
         min_length=1,
-        description="Requests that decode together; several make a table by load.",
+        description="Requests that decode together; several are measured one after the other.",
     )
     context_len: tuple[PositiveInt, ...] | None = Field(  # type: ignore[assignment]
         None,
         min_length=1,
-        description="Longest prompt in tokens; several make a table by load.",
+        description="Longest prompt in tokens; longer ones lose their middle. Several make a "
+        "table by load.",
+    )
+
+    @field_validator("batch_size", "context_len", mode="before")
+    @classmethod
+    def _each_once(cls, given: Any) -> Any:
+        """One number or several, as YAML and the command line have them, each once, ascending."""
+        if isinstance(given, str):
+            given = [part.strip() for part in given.split(",") if part.strip()]
+        if isinstance(given, int):
+            given = (given,)
+        if isinstance(given, list | tuple) and all(str(n).isdecimal() for n in given):
+            return tuple(sorted({int(n) for n in given}))
+        return given
+
+    def run_config(self) -> RunConfig:
+        """The options that a run of one load has too, as far as given or not a run's own."""
+        values = {
+            name: getattr(self, name)
+            for name, field in RunConfig.model_fields.items()
+            if name in self.model_fields_set or getattr(self, name) != field.default
+        }
+        for name in ("batch_size", "context_len"):
+            if values.get(name) is not None:
+                (values[name],) = values[name]
+        return RunConfig(**values)
+
+
+class TuneConfig(SweepConfig):
+    """The options of `specbench tune`: those of a run, and what the search may do."""
+
+    reuse_prompts: bool = Field(
+        True, description="Prefill each prompt once, and keep its KV for all trials."
     )
     ratios: tuple[PositiveFloat, ...] | None = Field(
         None,
@@ -249,26 +279,6 @@ class TuneConfig(RunConfig):
         1, description="Processes that share the trials: a GPU each, or a share of the threads."
     )
     study: str | None = Field(None, min_length=1, description="Name of the study in the storage.")
-
-    @field_validator("batch_size", "context_len", mode="before")
-    @classmethod
-    def _each_once(cls, given: Any) -> Any:
-        """One number or several, as YAML and the command line have them, each once, ascending."""
-        if isinstance(given, str):
-            given = [part.strip() for part in given.split(",") if part.strip()]
-        if isinstance(given, int):
-            given = (given,)
-        if isinstance(given, list | tuple) and all(str(n).isdecimal() for n in given):
-            return tuple(sorted({int(n) for n in given}))
-        return given
-
-    def run_config(self) -> RunConfig:
-        """The options that a run has too; for a tuning of one load."""
-        values = {name: getattr(self, name) for name in RunConfig.model_fields}
-        for name in ("batch_size", "context_len"):
-            if values[name] is not None:
-                (values[name],) = values[name]
-        return RunConfig(**values)
 
 
 METHOD_FIELDS = (

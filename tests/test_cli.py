@@ -20,7 +20,7 @@ from specbench.cli_help import (
     TUNE_EXAMPLES,
     complete_methods,
 )
-from specbench.config import RunConfig
+from specbench.config import SweepConfig
 
 ROOT = Path(specbench.__file__).parents[1]
 HEAVY = ("torch", "transformers", "datasets", "pandas", "matplotlib", "numpy", "rich", "optuna")
@@ -71,7 +71,7 @@ def test_run_help_shows_every_field_with_its_description(
     monkeypatch.setenv("COLUMNS", "250")
     assert call("run", "--help") == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for name, field in RunConfig.model_fields.items():
+    for name, field in SweepConfig.model_fields.items():
         assert f"--{name.replace('_', '-')} " in shown
         assert field.description is not None
         assert field.description in shown

@@ -38,6 +38,10 @@ class Backend(ABC):
     def close(self) -> None:
         """Give the memory back; `open` may follow."""
 
+    def release(self) -> None:
+        """Be done: by default as `close`; what is shared may be kept for others."""
+        self.close()
+
     @abstractmethod
     def generate(
         self,

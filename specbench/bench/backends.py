@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench.bench.arms import Arm
 from specbench.bench.backend import Backend
@@ -22,10 +22,12 @@ from specbench.results.records import Status
 
 if TYPE_CHECKING:
     from specbench.bench.plan import Plan
+    from specbench.bench.servers import Servers
     from specbench.engine.engine import Engine
     from specbench.engine.model import Transformer
     from specbench.engine.probe import Probe
     from specbench.engine.sampling import Sampling
+    from specbench.methods.vllm.backend import VllmBackend
 
 
 class Weights:
@@ -220,16 +222,21 @@ def _copy_bandwidth() -> float | None:
 
 
 class Backends:
-    """A backend for every arm; closed, and with it every other process, like a file."""
+    """A backend for every arm; closed like a file.
 
-    def __init__(self, plan: "Plan", host: EngineHost, folder: Path) -> None:
-        self._exclusive = plan.residency.exclusive
+    With it every other process ends, but for `servers`, which are kept for the next plan.
+    """
+
+    def __init__(
+        self, plan: "Plan", host: EngineHost, folder: Path, servers: "Servers | None" = None
+    ) -> None:
+        self._exclusive = (servers or plan.residency).exclusive
         self._backends: dict[str, Backend] = {}
         for arm in plan.arms:
             if isinstance(arm.method, EngineMethod):
                 self._backends[arm.name] = EngineBackend(host, arm.method)
             elif isinstance(arm.method, Vllm):
-                self._backends[arm.name] = _vllm(arm, arm.method, plan, folder)
+                self._backends[arm.name] = _vllm(arm, arm.method, plan, folder, servers)
             else:
                 raise TypeError(f"nothing runs the method {arm.method.name}")
 
@@ -249,10 +256,10 @@ class Backends:
         return chosen
 
     def close_served(self) -> None:
-        """End the engines of other processes."""
+        """Be done with the engines of other processes."""
         for backend in self._backends.values():
             if not isinstance(backend, EngineBackend):
-                backend.close()
+                backend.release()
 
     def __enter__(self) -> "Backends":
         return self
@@ -266,10 +273,13 @@ class Backends:
         self.close_served()
 
 
-def _vllm(arm: Arm, method: Vllm, plan: "Plan", folder: Path) -> Any:
+def _vllm(
+    arm: Arm, method: Vllm, plan: "Plan", folder: Path, servers: "Servers | None"
+) -> "VllmBackend":
     from specbench.methods.vllm.backend import VllmBackend, VllmJob
 
-    room = plan.max_len + HEADROOM_TOKENS + method.gamma
+    share = plan.residency.shares[arm.name]
+    room = (servers or plan).max_len + HEADROOM_TOKENS + method.gamma
     job = VllmJob(
         config=plan.config,
         name=arm.name,
@@ -279,6 +289,6 @@ def _vllm(arm: Arm, method: Vllm, plan: "Plan", folder: Path) -> Any:
         eos=() if plan.config.ignore_eos else plan.shape.eos_ids,
         vocabulary=plan.shape.vocab_size,
         dummy=str(plan.config.model).startswith("dummy:"),
-        share=plan.residency.shares[arm.name],
+        share=servers.share(arm.name, share) if servers else share,
     )
-    return VllmBackend(method, job)
+    return VllmBackend(method, job, servers)

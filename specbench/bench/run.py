@@ -17,6 +17,7 @@ from specbench.bench.plan import Plan, make_plan
 from specbench.bench.redact import redact
 from specbench.bench.scheduled import settled
 from specbench.bench.scoring import score_outputs
+from specbench.bench.servers import Servers
 from specbench.bench.shards import Shard
 from specbench.bench.status import classify
 from specbench.config import RunConfig
@@ -30,6 +31,7 @@ from specbench.results.terminal import print_summary
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 FAILED, INTERRUPTED = 3, 130
 
@@ -70,7 +72,11 @@ def run_benchmark(
     import torch
 
     began = time.perf_counter()
-    config = _with_output(settled(config), shard)
+    config = settled(config)
+    folder = output_folder(config)
+    if shard is not None:
+        folder /= shard.folder
+    config = config.model_copy(update={"output": folder})
     if not dry_run:
         _check_output(config)
     if config.threads:
@@ -79,11 +85,8 @@ def run_benchmark(
     if shard is not None:
         plan = plan.part(shard)
     say_choices(plan, console)
-    folder = config.output
-    assert folder is not None, "set above"
     if dry_run:
-        near = (entry for place in (folder.parent, Path("runs")) for entry in place.glob("*"))
-        console.print(plan_table(estimate_cells(plan, near)))
+        console.print(plan_cost(plan, folder))
         return 0
     return run_plan(plan, EngineHost(plan), folder, console=console, argv=argv, began=began)
 
@@ -96,6 +99,7 @@ def run_plan(
     console: "Console",
     argv: Sequence[str],
     began: float,
+    servers: Servers | None = None,
 ) -> int:
     """Run a plan into `folder` and report; see `run_benchmark`.
 
@@ -110,6 +114,8 @@ def run_plan(
     argv : sequence of str
     began : float
         `time.perf_counter` at the start, for the seconds that are printed.
+    servers : Servers, optional
+        vLLM's processes that outlive this plan.
     """
     from specbench.engine.loader import describe_model
 
@@ -130,7 +136,7 @@ def run_plan(
     open_store = RunStore.resume if config.resume else RunStore.create
     with (
         open_store(folder, run_record(plan, model, argv)) as store,
-        Backends(plan, host, folder) as backends,
+        Backends(plan, host, folder, servers) as backends,
     ):
         passes = [
             entry
@@ -199,16 +205,27 @@ def _report(folder: Path, console: "Console", began: float) -> Summary:
     return summary
 
 
-def _with_output(config: RunConfig, shard: Shard | None) -> RunConfig:
-    """The configuration with the folder of the run."""
-    folder = config.output
-    if folder is None:
-        if config.resume:
-            raise UsageError("--resume needs --output, the folder of the run to continue")
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        names = "+".join([*config.method, *(Path(name).stem for name in config.dataset)])
-        folder = Path("runs") / f"{stamp}-{names.replace(':', '-')}"
-    return config.model_copy(update={"output": folder / shard.folder if shard else folder})
+def output_folder(config: RunConfig) -> Path:
+    """The folder of the run: the one given, or a new one under ``runs/``.
+
+    Raises
+    ------
+    UsageError
+        A run to continue needs to be named.
+    """
+    if config.output is not None:
+        return config.output
+    if config.resume:
+        raise UsageError("--resume needs --output, the folder of the run to continue")
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    names = "+".join([*config.method, *(Path(name).stem for name in config.dataset)])
+    return Path("runs") / f"{stamp}-{names.replace(':', '-')}"
+
+
+def plan_cost(plan: Plan, folder: Path) -> "Table":
+    """What the plan's cells take, as far as earlier runs near `folder` tell."""
+    near = (entry for place in (folder.parent, Path("runs")) for entry in place.glob("*"))
+    return plan_table(estimate_cells(plan, near))
 
 
 def _check_output(config: RunConfig) -> None:

@@ -93,7 +93,7 @@ def check_comparable(sources: Sequence[Source], force: bool = False) -> list[str
 
 
 def _shared(first: RunRecord, second: RunRecord) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What must be equal of two runs; of the prompts, those of datasets that both have."""
+    """What must be equal of two runs; of the prompts, those of loads that both have."""
     prompts = [_prompts(run) for run in (first, second)]
     common = prompts[0].keys() & prompts[1].keys()
     facts = [
@@ -118,7 +118,7 @@ def _model(run: RunRecord) -> dict[str, Any]:
 
 def _prompts(run: RunRecord) -> dict[str, Any]:
     return {
-        f"{entry.name} at context {entry.context_len}": {
+        f"{entry.name} at context {entry.context_len}, batch {run.config.get('batch_size')}": {
             "prompts": f"{len(entry.prompts)}, sha256 {entry.token_ids_sha256[:12]}",
             "new tokens": entry.max_new_tokens,
         }

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.bench.backends import Weights
+from specbench.bench.loads import split_loads
 from specbench.config import TuneConfig
 from specbench.errors import UsageError
 from specbench.results.store import RunStore
 from specbench.tune.job import largest, prepare_loads, study_name
 from specbench.tune.load import LoadTuning
-from specbench.tune.loads import pinned, split_loads
+from specbench.tune.loads import pinned
 from specbench.tune.space import Space, build_space
 from specbench.tune.storage import (
     JOURNAL,

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import yaml
 
+from specbench.bench.loads import split_loads
 from specbench.config import TuneConfig
-from specbench.tune.loads import split_loads
 from tests.results.test_page import Tags
 from tests.support.folder import write_model, write_prompts
 from tests.support.tuning import Called, call, leave_out_plots

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.bench.backend import Backend
+from specbench.bench.servers import Server
 from specbench.engine.generate import Generated, Progress, Request
 from specbench.errors import DataError
 from specbench.methods.vllm.process import VllmError, VllmProcess, interpreter
@@ -16,6 +17,7 @@ from specbench.results.records import ServedRecord
 
 if TYPE_CHECKING:
     from specbench.bench.residency import VllmShare
+    from specbench.bench.servers import Servers
     from specbench.config import RunConfig
     from specbench.engine.sampling import Sampling
     from specbench.methods.vllm.method import Vllm
@@ -63,13 +65,18 @@ class VllmJob:
 
 
 class VllmBackend(Backend):
-    """An arm's vLLM; started by `open`, ended by `close` and by anything that goes wrong."""
+    """An arm's vLLM; started by `open`, ended by `close` and by anything that goes wrong.
+
+    With `servers` it is one of theirs where it fits, and `release` gives it to them.
+    """
 
     times_out = True
 
-    def __init__(self, method: "Vllm", job: VllmJob) -> None:
+    def __init__(self, method: "Vllm", job: VllmJob, servers: "Servers | None" = None) -> None:
         self.method = method
         self.job = job
+        self._servers = servers
+        self._started_with: tuple[Any, ...] = ()
         self.graph_mode = self.attention_backend = "unknown"
         self.served: ServedRecord | None = None
         self._process: VllmProcess | None = None
@@ -87,34 +94,49 @@ class VllmBackend(Backend):
         if self._process is not None:
             return
         config, parameters = self.job.config, self.method.parameters
-        model = self._model_folder()
-        free = _free_device_bytes(config)
-        python = parameters.vllm_python
-        self._process = VllmProcess(
-            interpreter(None if python is None else str(python)),
-            self.job.folder / f"{self.job.name}.log",
-            _environment(config) | self.method.environment(),
-            parameters.vllm_timeout,
-        )
-        try:
-            arguments = self._arguments(model)
-            extra = list(parameters.vllm_arg)
-            *_, about = self._process.ask("start", arguments=arguments, extra=extra)
-        except BaseException:
-            self.close()
-            raise
-        self._about = {key: value for key, value in about.items() if key != "event"}
+        python = interpreter(None if (p := parameters.vllm_python) is None else str(p))
+        environment = _environment(config) | self.method.environment()
+        arguments = self._arguments(self._model_folder())
+        extra = list(parameters.vllm_arg)
+        self._started_with = (python, environment, arguments, extra)
+        server = None
+        if self._servers is not None:
+            server = self._servers.take(self.job.name, self._started_with)
+        if server is None:
+            free = _free_device_bytes(config)
+            log = self.job.folder / f"{self.job.name}.log"
+            self._process = VllmProcess(python, log, environment, parameters.vllm_timeout)
+            try:
+                *_, about = self._process.ask("start", arguments=arguments, extra=extra)
+            except BaseException:
+                self.close()
+                raise
+            self._about = {key: value for key, value in about.items() if key != "event"}
+            if free is not None:
+                self._device_bytes = free - (_free_device_bytes(config) or free)
+        else:
+            self._process, self._about = server.process, server.about
+            self._device_bytes = server.device_bytes
         self.graph_mode = _graph_mode(self._about, self.job.rows)
         backend = self._process.attention_backend() or self._about.get("backend")
         self.attention_backend = f"vLLM {backend}" if backend else "vLLM's choice"
-        if free is not None:
-            self._device_bytes = free - (_free_device_bytes(config) or free)
 
     def close(self) -> None:
         """End vLLM; nothing of it is left."""
         if self._process is not None:
             process, self._process = self._process, None
             process.close()
+        if self._servers is not None:
+            self._servers.close(self.job.name)
+
+    def release(self) -> None:
+        """Keep vLLM for the next plan where there may be one, else end it."""
+        if self._servers is None:
+            self.close()
+        elif self._process is not None:
+            process, self._process = self._process, None
+            server = Server(process, self._started_with, self._about, self._device_bytes)
+            self._servers.give(self.job.name, server)
 
     def generate(
         self,
