@@ -79,6 +79,19 @@ def entry_places(
 
 
 @triton.jit
+def fetch_list(selected, first, last, UNIT: tl.constexpr):
+    """Fetch the slots of entries from `first` to `last` into L2, in one instruction."""
+    BYTES: tl.constexpr = selected.dtype.element_ty.primitive_bitwidth // 8
+    if first < last:
+        begin = tl.cast(selected + first // UNIT, tl.int64)
+        begin -= begin % 16
+        end = tl.cast(selected + (last - 1) // UNIT, tl.int64) + BYTES
+        size = (end - begin + 15) // 16 * 16
+        one = tl.arange(0, 1)
+        prefetch(tl.cast(begin, selected.dtype) + one, size.to(tl.int32) + one)
+
+
+@triton.jit
 def fetch_selected(
     k_cache,
     v_cache,
@@ -92,18 +105,23 @@ def fetch_selected(
     UNIT: tl.constexpr,
     FLAT: tl.constexpr,
     DIM: tl.constexpr,
-    TILE: tl.constexpr,
+    PAIRED: tl.constexpr,
+    NUMBER: tl.constexpr,
 ):
-    """Fetch keys and values of the selected entries from `first` to `last` into L2."""
+    """Fetch keys and values of `NUMBER` selected entries from `first` on, before `last`, into L2.
+
+    A key and the value behind it, if `PAIRED`, in one go: threads of a warp take turns.
+    """
     SIZE: tl.constexpr = k_cache.dtype.element_ty.primitive_bitwidth // 8
-    size = tl.full([TILE], DIM * SIZE, tl.int32)
-    for start in range(first, last, TILE):
-        entry = start + tl.arange(0, TILE)
+    BYTES: tl.constexpr = DIM * SIZE * 2 if PAIRED else DIM * SIZE
+    if first < last:
+        size = tl.full([NUMBER], BYTES, tl.int32)
+        slot = selected_slots(selected, first + tl.arange(0, NUMBER), last, UNIT, True)
         # in place of none, page 0, which belongs to nobody
-        slot = tl.maximum(selected_slots(selected, entry, last, UNIT), 0)
-        place = slot_place(slot, kv_page, kv_token, PAGE, FLAT) + shift
+        place = slot_place(tl.maximum(slot, 0), kv_page, kv_token, PAGE, FLAT) + shift
         prefetch(k_cache + place, size)
-        prefetch(v_cache + place, size)
+        if not PAIRED:
+            prefetch(v_cache + place, size)
 
 
 @triton.jit

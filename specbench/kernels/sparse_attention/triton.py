@@ -19,6 +19,7 @@ from specbench.kernels.launch import (
 from specbench.kernels.sparse_attention.device import (
     attend,
     entry_places,
+    fetch_list,
     fetch_selected,
     finished,
     merge_splits,
@@ -183,6 +184,8 @@ def sparse_attention(
         and dim * q.element_size() % 16 == 0
         and fetchable(k_cache)
         and fetchable(v_cache),
+        EARLY=launch.early,
+        PAIRED=v_cache.data_ptr() - k_cache.data_ptr() == dim * q.element_size(),
         HELD=settled and launch.held and splits > 1,
         ROWS=max(16, group_width),
         DIM_WIDTH=dim_width,
@@ -266,6 +269,8 @@ def _sparse_attention(
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
     SETTLED: tl.constexpr,
+    EARLY: tl.constexpr,
+    PAIRED: tl.constexpr,
     HELD: tl.constexpr,
     ROWS: tl.constexpr,
     DIM_WIDTH: tl.constexpr,
@@ -333,23 +338,29 @@ def _sparse_attention(
         # past the first-level cache, as whatever is read before the wait: what it holds may be old
         early_keys = tl.load(k_first, mask=early, other=0.0, cache_modifier=".cg")
         early_values = tl.load(v_first, mask=early, other=0.0, cache_modifier=".cg")
-    if PDL and SETTLED:
-        fetch_selected(
-            k_cache,
-            v_cache,
-            own_selected,
-            head.to(tl.int64) * kv_head,
-            begin,
-            tl.minimum(last, listed),
-            kv_page,
-            kv_token,
-            PAGE,
-            UNIT,
-            FLAT,
-            DIM,
-            TILE,
-        )
-        wait_for_previous(PDL)
+    if PDL:
+        last_listed = tl.minimum(last, listed)
+        # the loop reads its slots a tile at a time, and waits for them
+        fetch_list(own_selected, begin, last_listed, UNIT)
+        if SETTLED and EARLY > 0:
+            fetch_selected(
+                k_cache,
+                v_cache,
+                own_selected,
+                head.to(tl.int64) * kv_head,
+                begin,
+                last_listed,
+                kv_page,
+                kv_token,
+                PAGE,
+                UNIT,
+                FLAT,
+                DIM,
+                PAIRED,
+                TILE * EARLY,
+            )
+        if SETTLED:
+            wait_for_previous(PDL)
     if split >= splits:
         groups = tl.num_programs(0) // lanes
         own_group = tl.program_id(0) // KV_HEADS // lanes * KV_HEADS + head

@@ -26,6 +26,9 @@ class Launch:
     held : bool
         Read a program's first tile into registers before the wait, where its entries are settled;
         the tail has a program of its own then.
+    early : int
+        Tiles of a program that are fetched into L2 before the wait, where their entries are
+        settled: 0 or a power of two. More than fit in L2 together are gone when they are read.
     """
 
     tile: int
@@ -34,6 +37,7 @@ class Launch:
     programs_per_sm: int
     tiles_per_split: int
     held: bool = False
+    early: int = 1
 
 
 MANY = 2**31
