@@ -5,6 +5,8 @@ import triton.language as tl
 
 from specbench.kernels.launch import prefetch
 
+# a place that no entry has
+ABSENT = tl.constexpr(-(2**62))
 LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -65,7 +67,10 @@ def entry_places(
     FLAT: tl.constexpr,
     FRESH: tl.constexpr,
 ):
-    """Which entries there are, and where their keys and values begin, in elements."""
+    """Which entries there are, and where their keys and values begin, in elements.
+
+    The places of what is not there are `ABSENT`: threads that share out places need no more.
+    """
     slot = list_slots(selected, tail, entry, listed, last, UNIT, FRESH)
     place = slot_place(slot, kv_page, kv_token, PAGE, FLAT)
     k_place = place
@@ -75,7 +80,14 @@ def entry_places(
         at = slot // TAIL_PAGE * tail_kv_page + slot % TAIL_PAGE * tail_kv_token + tail_head
         k_place = tl.where(entry < listed, place, at + k_shift)
         v_place = tl.where(entry < listed, place, at + v_shift)
-    return slot >= 0, k_place, v_place
+    present = slot >= 0
+    return present, tl.where(present, k_place, ABSENT), tl.where(present, v_place, ABSENT)
+
+
+@triton.jit
+def is_entry(place):
+    """Whether a place is an entry's: its upper half tells, which is one comparison, not two."""
+    return (place >> 32).to(tl.int32) > ABSENT >> 33
 
 
 @triton.jit
@@ -126,7 +138,11 @@ def fetch_selected(
 
 @triton.jit
 def attend(query, keys, values, present, best, total, acc, scale):
-    """Online softmax in base 2: what `best`, `total` and `acc` become with another tile."""
+    """Online softmax in base 2: what `best`, `total` and `acc` become with another tile.
+
+    `total` has a sum for each place in a tile: only the greatest logit has to be agreed on by the
+    threads that share a row.
+    """
     logits = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
     logits = tl.where(present[None, :], logits, float("-inf"))
     higher = tl.maximum(best, tl.max(logits, 1))
@@ -135,7 +151,7 @@ def attend(query, keys, values, present, best, total, acc, scale):
     weights = tl.exp2(logits - safe[:, None]).to(values.dtype)
     decay = tl.exp2(best - safe)
     # of the rounded weights, so that those sum to one
-    total = total * decay + tl.sum(weights.to(tl.float32), 1)
+    total = total * decay[:, None] + weights.to(tl.float32)
     acc = tl.dot(weights, values, acc * decay[:, None], input_precision="ieee")
     return higher, total, acc
 

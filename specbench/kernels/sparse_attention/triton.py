@@ -22,6 +22,7 @@ from specbench.kernels.sparse_attention.device import (
     fetch_list,
     fetch_selected,
     finished,
+    is_entry,
     merge_splits,
     write_group,
 )
@@ -307,6 +308,8 @@ def _sparse_attention(
     own_tail = tail + request * tail_request
     dim = tl.arange(0, DIM_WIDTH)
     feature = head.to(tl.int64) * kv_head + dim * kv_dim
+    own_keys = (k_cache + feature)[None, :]
+    own_values = (v_cache + feature)[None, :]
     tail_head = head.to(tl.int64) * (tail_kv_head - kv_head)
     begin = first
     if HELD:
@@ -331,9 +334,9 @@ def _sparse_attention(
             FLAT,
             True,
         )
-        k_first = k_cache + (k_place[:, None] + feature[None, :])
-        v_first = v_cache + (v_place[:, None] + feature[None, :])
-        first_readable = first_present[:, None] & (dim < DIM)[None, :]
+        k_first = own_keys + k_place[:, None]
+        v_first = own_values + v_place[:, None]
+        first_readable = is_entry(k_place[:, None]) & (dim < DIM)[None, :]
         early = first_readable & (first < listed)
         # past the first-level cache, as whatever is read before the wait: what it holds may be old
         early_keys = tl.load(k_first, mask=early, other=0.0, cache_modifier=".cg")
@@ -375,7 +378,7 @@ def _sparse_attention(
             other=0.0,
         )
         best = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
+        total = tl.zeros([ROWS, TILE], tl.float32)
         acc = tl.zeros([ROWS, DIM_WIDTH], tl.float32)
         if HELD:
             if first < listed:
@@ -412,13 +415,14 @@ def _sparse_attention(
                     FLAT,
                     False,
                 )
-                readable = present[:, None] & (dim < DIM)[None, :]
-                k_at = k_cache + (k_place[:, None] + feature[None, :])
-                v_at = v_cache + (v_place[:, None] + feature[None, :])
+                readable = is_entry(k_place[:, None]) & (dim < DIM)[None, :]
+                k_at = own_keys + k_place[:, None]
+                v_at = own_values + v_place[:, None]
                 keys = tl.load(k_at, mask=readable, other=0.0)
                 values = tl.load(v_at, mask=readable, other=0.0)
                 best, total, acc = attend(query, keys, values, present, best, total, acc, scale)
 
+        total = tl.sum(total, 1)
         release_next(PDL)
         group = request * KV_HEADS + head
         if SPLIT_WIDTH == 1:
