@@ -79,11 +79,9 @@ def sparse_launches(case: Case, own: sparse.Launch) -> list[sparse.Launch]:
     """What is tried of the kernel of selected entries; the rule first."""
     tried = [own, *(replace(own, early=tiles) for tiles in (0, 1, 2, 4))]
     if case.dim > 64:
-        # two tiles on their way in each of three programs; one wide one; three in two; one in four
-        tried += [sparse.Launch(128, 4, 2, 3, 2, early=tiles) for tiles in (0, 1, 2)]
-        tried += [sparse.Launch(64, 2, 4, 2, 2, early=tiles) for tiles in (2, 4)]
-        return [*tried, sparse.Launch(64, 2, 2, 4, 2)]
-    cut = itertools.product([(64, 2, 3), (128, 4, 2), (32, 1, 4)], (2, 3, 4))
+        shapes = [(64, 2, 3, 3), (64, 8, 3, 2), (64, 4, 4, 2), (64, 4, 2, 4), (128, 4, 2, 3)]
+        return [*tried, *(sparse.Launch(*shape, 2) for shape in shapes)]
+    cut = itertools.product([(64, 2, 3), (64, 4, 3), (128, 4, 2)], (3, 4))
     tried += [sparse.Launch(*tile, programs, 2) for tile, programs in cut]
     if case.batch > 16:
         tried += [sparse.Launch(128, 4, 2, 4, 1, early=tiles) for tiles in (0, 2)]

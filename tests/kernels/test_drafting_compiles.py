@@ -107,6 +107,9 @@ def test_they_compile_for_hopper(tmp_path: Path) -> None:
     fetches = [ptx.partition("griddepcontrol.wait")[0].count("prefetch.L2") for ptx in sparse]
     assert 0 < max(fetches) <= 4
     assert not any(map(loops_before_wait, sparse))
+    # slots stay out of the pipeline of keys and values, whose copies are of 16 bytes
+    assert any("cp.async.cg.shared.global" in ptx for ptx in sparse)
+    assert not any("cp.async.ca.shared.global" in ptx for ptx in sparse)
     # keys and values of a settled list are read before the wait, and nothing else happens there
     early = [before_wait(ptx) for ptx in sparse]
     assert any(names.count("ld.global.cg.v4.b32") >= 16 for names in early)

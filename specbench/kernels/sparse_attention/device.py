@@ -11,31 +11,54 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def selected_slots(selected, entry, last, UNIT: tl.constexpr, FRESH: tl.constexpr = False):
-    """Slots of entries before `last` of a list, int64, -1 for none."""
-    run = _load_list(selected + entry // UNIT, entry < last, FRESH)
+def selected_slots(selected, entry, inside, UNIT: tl.constexpr, FRESH: tl.constexpr = False):
+    """Slots of the entries of a list that are `inside`, -1 for none."""
+    run = _load_list(selected + entry // UNIT, inside, FRESH)
     if UNIT == 1:
         return run
     else:
-        return tl.where(run >= 0, run * UNIT + entry % UNIT, -1)
+        return tl.where(run >= 0, run.to(tl.int64) * UNIT + entry % UNIT, -1)
 
 
 @triton.jit
-def list_slots(selected, tail, entry, listed, last, UNIT: tl.constexpr, FRESH: tl.constexpr):
-    """Slots of entries before `last` of the list that the tail continues, int64, -1 for none."""
-    slot = selected_slots(selected, entry, tl.minimum(listed, last), UNIT, FRESH)
-    in_tail = (entry >= listed) & (entry < last)
-    tail_slot = _load_list(tail + (entry - listed), in_tail, FRESH)
-    return tl.where(entry < listed, slot, tail_slot)
+def list_slots(
+    selected,
+    tail,
+    entry,
+    listed,
+    last,
+    UNIT: tl.constexpr,
+    FRESH: tl.constexpr,
+    COPIES: tl.constexpr,
+):
+    """Slots of entries before `last` of the list that the tail continues, int64, -1 for none.
+
+    Where there are `COPIES` times as many threads as entries, one of an entry's threads reads the
+    list and another the tail. Without that, the compiler has every thread read the slots of all its
+    addresses, and puts that into the pipeline, which then holds fewer tiles of keys and values.
+    """
+    if COPIES == 1:
+        slot = selected_slots(selected, entry, entry < tl.minimum(listed, last), UNIT, FRESH)
+        in_tail = (entry >= listed) & (entry < last)
+        tail_slot = _load_list(tail + (entry - listed), in_tail, FRESH)
+        return tl.where(entry < listed, slot.to(tl.int64), tail_slot.to(tl.int64))
+    else:
+        copy = tl.arange(0, COPIES)[None, :]
+        each = entry[:, None]
+        in_list = (each < tl.minimum(listed, last)) & (copy == 0)
+        in_tail = (each >= listed) & (each < last) & (copy == 1)
+        slot = selected_slots(selected, each, in_list, UNIT, FRESH)
+        tail_slot = _load_list(tail + (each - listed), in_tail, FRESH)
+        return tl.max(tl.maximum(slot, tail_slot), 1).to(tl.int64)
 
 
 @triton.jit
 def _load_list(pointers, inside, FRESH: tl.constexpr):
     """Slots, past the first-level cache if `FRESH`: before the wait, what it holds may be old."""
     if FRESH:
-        return tl.load(pointers, mask=inside, other=-1, cache_modifier=".cg").to(tl.int64)
+        return tl.load(pointers, mask=inside, other=-1, cache_modifier=".cg")
     else:
-        return tl.load(pointers, mask=inside, other=-1).to(tl.int64)
+        return tl.load(pointers, mask=inside, other=-1)
 
 
 @triton.jit
@@ -66,12 +89,13 @@ def entry_places(
     UNIT: tl.constexpr,
     FLAT: tl.constexpr,
     FRESH: tl.constexpr,
+    COPIES: tl.constexpr,
 ):
     """Which entries there are, and where their keys and values begin, in elements.
 
     The places of what is not there are `ABSENT`: threads that share out places need no more.
     """
-    slot = list_slots(selected, tail, entry, listed, last, UNIT, FRESH)
+    slot = list_slots(selected, tail, entry, listed, last, UNIT, FRESH, COPIES)
     place = slot_place(slot, kv_page, kv_token, PAGE, FLAT)
     k_place = place
     v_place = place
@@ -128,7 +152,8 @@ def fetch_selected(
     BYTES: tl.constexpr = DIM * SIZE * 2 if PAIRED else DIM * SIZE
     if first < last:
         size = tl.full([NUMBER], BYTES, tl.int32)
-        slot = selected_slots(selected, first + tl.arange(0, NUMBER), last, UNIT, True)
+        entry = first + tl.arange(0, NUMBER)
+        slot = selected_slots(selected, entry, entry < last, UNIT, True).to(tl.int64)
         # in place of none, page 0, which belongs to nobody
         place = slot_place(tl.maximum(slot, 0), kv_page, kv_token, PAGE, FLAT) + shift
         prefetch(k_cache + place, size)

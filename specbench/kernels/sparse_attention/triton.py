@@ -179,6 +179,7 @@ def sparse_attention(
         # then a slot's place does not depend on its page
         FLAT=page == page_size * token,
         TILE=launch.tile,
+        COPIES=max(1, 32 * launch.warps // launch.tile),
         STAGES=launch.stages,
         PARTS=parts,
         SETTLED=settled
@@ -267,6 +268,7 @@ def _sparse_attention(
     UNIT: tl.constexpr,
     FLAT: tl.constexpr,
     TILE: tl.constexpr,
+    COPIES: tl.constexpr,
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
     SETTLED: tl.constexpr,
@@ -333,6 +335,7 @@ def _sparse_attention(
             UNIT,
             FLAT,
             True,
+            COPIES,
         )
         k_first = own_keys + k_place[:, None]
         v_first = own_values + v_place[:, None]
@@ -414,6 +417,7 @@ def _sparse_attention(
                     UNIT,
                     FLAT,
                     False,
+                    COPIES,
                 )
                 readable = is_entry(k_place[:, None]) & (dim < DIM)[None, :]
                 k_at = own_keys + k_place[:, None]
