@@ -75,15 +75,25 @@ def rule(case: Case) -> Any:
     return paged.default_launch(case.dim, packed, torch.bfloat16, True)
 
 
+def sparse_launches(case: Case, own: sparse.Launch) -> list[sparse.Launch]:
+    """What is tried of the kernel of selected entries; the rule first."""
+    tried = [own, *(replace(own, early=tiles) for tiles in (0, 1, 2, 4))]
+    if case.dim > 64:
+        shapes = [(64, 2, 3, 3), (64, 8, 3, 2), (64, 4, 4, 2), (64, 4, 2, 4), (128, 4, 2, 3)]
+        return [*tried, *(sparse.Launch(*shape, 2) for shape in shapes)]
+    cut = itertools.product([(64, 2, 3), (64, 4, 3), (128, 4, 2)], (3, 4))
+    tried += [sparse.Launch(*tile, programs, 2) for tile, programs in cut]
+    if case.batch > 16:
+        tried += [sparse.Launch(128, 4, 2, 4, 1, early=tiles) for tiles in (0, 2)]
+        tried.append(sparse.Launch(256, 8, 2, 2, 2))
+    return tried
+
+
 def launches(case: Case) -> list[Any]:
     """What is tried at a shape; the rule first."""
     own = rule(case)
     if case.op == "sparse":
-        tiles = [(64, 2, 3), (64, 2, 5), (128, 4, 2), (128, 4, 3), (32, 1, 4), (32, 1, 6)]
-        if case.batch > 16:
-            tiles += [(128, 8, 3), (128, 8, 4), (256, 8, 2), (64, 4, 6)]
-        cut = itertools.product(tiles, (1, 2, 3, 4))
-        return [own, *(sparse.Launch(*tile, programs, 2) for tile, programs in cut)]
+        return list(dict.fromkeys(sparse_launches(case, own)))
     tried = [own]
     tried += [replace(own, hold=hold, store=to) for hold in (1, own.hold) for to in ("", ".cs")]
     tried += [replace(own, hold=2), replace(own, hold=2 * own.hold)]

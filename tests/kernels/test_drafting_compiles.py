@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.ptx import before_wait
+from tests.support.ptx import before_wait, loops_before_wait
 
 ROOT = Path(__file__).parents[2]
 NAMES = {"_page_scores", "_sparse_attention", "_row_weights", "_keep_rows"}
@@ -43,8 +43,11 @@ def calls(heads: int, kv_heads: int, dim: int) -> None:
         sparse_attention(q, cache, cache, listed, table, 0.1, unit, lse=sums)
     # lists of several tiles
     long = torch.zeros(2, kv_heads, 300, dtype=torch.int32)
+    # as the engine has them, key and value of an entry side by side
+    paired = half(9, 16, kv_heads, 2 * dim).split(dim, -1)
     for settled in (False, True):
         sparse_attention(q, cache, cache, long, table, 0.1, settled=settled)
+        sparse_attention(q, *paired, long, table, 0.1, settled=settled)
     rows = 51
     sums, weights = torch.empty(2, rows, heads), torch.empty(2, rows, 80)
     for mask in (None, torch.zeros(2, rows, rows, dtype=torch.bool)):
@@ -99,8 +102,16 @@ def test_they_compile_for_hopper(tmp_path: Path) -> None:
     for kernel in kernels:
         assert kernel["stack"] == 0, kernel["name"]
         assert kernel["shared"] <= 227 * 1024, kernel["name"]
+    # of a long list too, only a program's first entries are fetched before its pipeline reads them
+    sparse = [kernel["ptx"] for kernel in kernels if kernel["name"] == "_sparse_attention"]
+    fetches = [ptx.partition("griddepcontrol.wait")[0].count("prefetch.L2") for ptx in sparse]
+    assert 0 < max(fetches) <= 4
+    assert not any(map(loops_before_wait, sparse))
+    # slots stay out of the pipeline of keys and values, whose copies are of 16 bytes
+    assert any("cp.async.cg.shared.global" in ptx for ptx in sparse)
+    assert not any("cp.async.ca.shared.global" in ptx for ptx in sparse)
     # keys and values of a settled list are read before the wait, and nothing else happens there
-    early = [before_wait(k["ptx"]) for k in kernels if k["name"] == "_sparse_attention"]
+    early = [before_wait(ptx) for ptx in sparse]
     assert any(names.count("ld.global.cg.v4.b32") >= 16 for names in early)
     assert all(name.startswith("ld.global") for names in early for name in names)
 

@@ -15,8 +15,11 @@ from tests.support.sparse import choose, tail_pool
 
 pytest.importorskip("triton")
 
+from specbench.kernels.launch import MOST_AHEAD
 from specbench.kernels.sparse_attention.triton import sparse_attention
 from specbench.kernels.sparse_attention.workspace import (
+    LAUNCHES,
+    SETTLED_LAUNCHES,
     Launch,
     SparseAttentionWorkspace,
     default_launch,
@@ -297,6 +300,16 @@ def test_the_launches_of_real_calls(kv_heads: int, group: int, dim: int, settled
     launch = default_launch(dim, torch.bfloat16, 2 * kv_heads, settled)
     assert launch.held == settled
     check(run(kv, q, selected, tail, launch), q, kv, selected, tail)
+
+
+@pytest.mark.parametrize("table", [LAUNCHES, SETTLED_LAUNCHES])
+def test_what_is_fetched_early_is_still_there_when_it_is_read(
+    table: dict[tuple[int, int], Launch],
+) -> None:
+    for (key_bytes, _), launch in table.items():
+        entries = 132 * launch.programs_per_sm * launch.tile * launch.early
+        assert entries * 2 * key_bytes <= MOST_AHEAD
+        assert launch.early & (launch.early - 1) == 0
 
 
 def test_strided_queries_and_lists() -> None:

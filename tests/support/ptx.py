@@ -14,3 +14,16 @@ def before_wait(ptx: str) -> list[str]:
     early, wait, _ = ptx.partition("griddepcontrol.wait")
     assert wait, "no wait"
     return re.findall(rf"(?<![\w.])(?:{_ACCESS}|griddepcontrol\.[\w.]+)", early)
+
+
+def loops_before_wait(ptx: str) -> bool:
+    """Whether a dependent kernel may branch backwards before it waits."""
+    early, wait, _ = ptx.partition("griddepcontrol.wait")
+    assert wait, "no wait"
+    seen: set[str] = set()
+    for label, target in re.findall(r"^(\$L\w+):|\bbra(?:\.uni)?\s+(\$L\w+)", early, re.MULTILINE):
+        if target in seen:
+            return True
+        if label:
+            seen.add(label)
+    return False

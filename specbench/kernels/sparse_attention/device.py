@@ -5,35 +5,60 @@ import triton.language as tl
 
 from specbench.kernels.launch import prefetch
 
+# a place that no entry has
+ABSENT = tl.constexpr(-(2**62))
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def selected_slots(selected, entry, last, UNIT: tl.constexpr, FRESH: tl.constexpr = False):
-    """Slots of entries before `last` of a list, int64, -1 for none."""
-    run = _load_list(selected + entry // UNIT, entry < last, FRESH)
+def selected_slots(selected, entry, inside, UNIT: tl.constexpr, FRESH: tl.constexpr = False):
+    """Slots of the entries of a list that are `inside`, -1 for none."""
+    run = _load_list(selected + entry // UNIT, inside, FRESH)
     if UNIT == 1:
         return run
     else:
-        return tl.where(run >= 0, run * UNIT + entry % UNIT, -1)
+        return tl.where(run >= 0, run.to(tl.int64) * UNIT + entry % UNIT, -1)
 
 
 @triton.jit
-def list_slots(selected, tail, entry, listed, last, UNIT: tl.constexpr, FRESH: tl.constexpr):
-    """Slots of entries before `last` of the list that the tail continues, int64, -1 for none."""
-    slot = selected_slots(selected, entry, tl.minimum(listed, last), UNIT, FRESH)
-    in_tail = (entry >= listed) & (entry < last)
-    tail_slot = _load_list(tail + (entry - listed), in_tail, FRESH)
-    return tl.where(entry < listed, slot, tail_slot)
+def list_slots(
+    selected,
+    tail,
+    entry,
+    listed,
+    last,
+    UNIT: tl.constexpr,
+    FRESH: tl.constexpr,
+    COPIES: tl.constexpr,
+):
+    """Slots of entries before `last` of the list that the tail continues, int64, -1 for none.
+
+    Where there are `COPIES` times as many threads as entries, one of an entry's threads reads the
+    list and another the tail. Without that, the compiler has every thread read the slots of all its
+    addresses, and puts that into the pipeline, which then holds fewer tiles of keys and values.
+    """
+    if COPIES == 1:
+        slot = selected_slots(selected, entry, entry < tl.minimum(listed, last), UNIT, FRESH)
+        in_tail = (entry >= listed) & (entry < last)
+        tail_slot = _load_list(tail + (entry - listed), in_tail, FRESH)
+        return tl.where(entry < listed, slot.to(tl.int64), tail_slot.to(tl.int64))
+    else:
+        copy = tl.arange(0, COPIES)[None, :]
+        each = entry[:, None]
+        in_list = (each < tl.minimum(listed, last)) & (copy == 0)
+        in_tail = (each >= listed) & (each < last) & (copy == 1)
+        slot = selected_slots(selected, each, in_list, UNIT, FRESH)
+        tail_slot = _load_list(tail + (each - listed), in_tail, FRESH)
+        return tl.max(tl.maximum(slot, tail_slot), 1).to(tl.int64)
 
 
 @triton.jit
 def _load_list(pointers, inside, FRESH: tl.constexpr):
     """Slots, past the first-level cache if `FRESH`: before the wait, what it holds may be old."""
     if FRESH:
-        return tl.load(pointers, mask=inside, other=-1, cache_modifier=".cg").to(tl.int64)
+        return tl.load(pointers, mask=inside, other=-1, cache_modifier=".cg")
     else:
-        return tl.load(pointers, mask=inside, other=-1).to(tl.int64)
+        return tl.load(pointers, mask=inside, other=-1)
 
 
 @triton.jit
@@ -64,9 +89,13 @@ def entry_places(
     UNIT: tl.constexpr,
     FLAT: tl.constexpr,
     FRESH: tl.constexpr,
+    COPIES: tl.constexpr,
 ):
-    """Which entries there are, and where their keys and values begin, in elements."""
-    slot = list_slots(selected, tail, entry, listed, last, UNIT, FRESH)
+    """Which entries there are, and where their keys and values begin, in elements.
+
+    The places of what is not there are `ABSENT`: threads that share out places need no more.
+    """
+    slot = list_slots(selected, tail, entry, listed, last, UNIT, FRESH, COPIES)
     place = slot_place(slot, kv_page, kv_token, PAGE, FLAT)
     k_place = place
     v_place = place
@@ -75,7 +104,27 @@ def entry_places(
         at = slot // TAIL_PAGE * tail_kv_page + slot % TAIL_PAGE * tail_kv_token + tail_head
         k_place = tl.where(entry < listed, place, at + k_shift)
         v_place = tl.where(entry < listed, place, at + v_shift)
-    return slot >= 0, k_place, v_place
+    present = slot >= 0
+    return present, tl.where(present, k_place, ABSENT), tl.where(present, v_place, ABSENT)
+
+
+@triton.jit
+def is_entry(place):
+    """Whether a place is an entry's: its upper half tells, which is one comparison, not two."""
+    return (place >> 32).to(tl.int32) > ABSENT >> 33
+
+
+@triton.jit
+def fetch_list(selected, first, last, UNIT: tl.constexpr):
+    """Fetch the slots of entries from `first` to `last` into L2, in one instruction."""
+    BYTES: tl.constexpr = selected.dtype.element_ty.primitive_bitwidth // 8
+    if first < last:
+        begin = tl.cast(selected + first // UNIT, tl.int64)
+        begin -= begin % 16
+        end = tl.cast(selected + (last - 1) // UNIT, tl.int64) + BYTES
+        size = (end - begin + 15) // 16 * 16
+        one = tl.arange(0, 1)
+        prefetch(tl.cast(begin, selected.dtype) + one, size.to(tl.int32) + one)
 
 
 @triton.jit
@@ -92,23 +141,33 @@ def fetch_selected(
     UNIT: tl.constexpr,
     FLAT: tl.constexpr,
     DIM: tl.constexpr,
-    TILE: tl.constexpr,
+    PAIRED: tl.constexpr,
+    NUMBER: tl.constexpr,
 ):
-    """Fetch keys and values of the selected entries from `first` to `last` into L2."""
+    """Fetch keys and values of `NUMBER` selected entries from `first` on, before `last`, into L2.
+
+    A key and the value behind it, if `PAIRED`, in one go: threads of a warp take turns.
+    """
     SIZE: tl.constexpr = k_cache.dtype.element_ty.primitive_bitwidth // 8
-    size = tl.full([TILE], DIM * SIZE, tl.int32)
-    for start in range(first, last, TILE):
-        entry = start + tl.arange(0, TILE)
+    BYTES: tl.constexpr = DIM * SIZE * 2 if PAIRED else DIM * SIZE
+    if first < last:
+        size = tl.full([NUMBER], BYTES, tl.int32)
+        entry = first + tl.arange(0, NUMBER)
+        slot = selected_slots(selected, entry, entry < last, UNIT, True).to(tl.int64)
         # in place of none, page 0, which belongs to nobody
-        slot = tl.maximum(selected_slots(selected, entry, last, UNIT), 0)
-        place = slot_place(slot, kv_page, kv_token, PAGE, FLAT) + shift
+        place = slot_place(tl.maximum(slot, 0), kv_page, kv_token, PAGE, FLAT) + shift
         prefetch(k_cache + place, size)
-        prefetch(v_cache + place, size)
+        if not PAIRED:
+            prefetch(v_cache + place, size)
 
 
 @triton.jit
 def attend(query, keys, values, present, best, total, acc, scale):
-    """Online softmax in base 2: what `best`, `total` and `acc` become with another tile."""
+    """Online softmax in base 2: what `best`, `total` and `acc` become with another tile.
+
+    `total` has a sum for each place in a tile: only the greatest logit has to be agreed on by the
+    threads that share a row.
+    """
     logits = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
     logits = tl.where(present[None, :], logits, float("-inf"))
     higher = tl.maximum(best, tl.max(logits, 1))
@@ -117,7 +176,7 @@ def attend(query, keys, values, present, best, total, acc, scale):
     weights = tl.exp2(logits - safe[:, None]).to(values.dtype)
     decay = tl.exp2(best - safe)
     # of the rounded weights, so that those sum to one
-    total = total * decay + tl.sum(weights.to(tl.float32), 1)
+    total = total * decay[:, None] + weights.to(tl.float32)
     acc = tl.dot(weights, values, acc * decay[:, None], input_precision="ieee")
     return higher, total, acc
 

@@ -19,8 +19,10 @@ from specbench.kernels.launch import (
 from specbench.kernels.sparse_attention.device import (
     attend,
     entry_places,
+    fetch_list,
     fetch_selected,
     finished,
+    is_entry,
     merge_splits,
     write_group,
 )
@@ -177,12 +179,15 @@ def sparse_attention(
         # then a slot's place does not depend on its page
         FLAT=page == page_size * token,
         TILE=launch.tile,
+        COPIES=max(1, 32 * launch.warps // launch.tile),
         STAGES=launch.stages,
         PARTS=parts,
         SETTLED=settled
         and dim * q.element_size() % 16 == 0
         and fetchable(k_cache)
         and fetchable(v_cache),
+        EARLY=launch.early,
+        PAIRED=v_cache.data_ptr() - k_cache.data_ptr() == dim * q.element_size(),
         HELD=settled and launch.held and splits > 1,
         ROWS=max(16, group_width),
         DIM_WIDTH=dim_width,
@@ -263,9 +268,12 @@ def _sparse_attention(
     UNIT: tl.constexpr,
     FLAT: tl.constexpr,
     TILE: tl.constexpr,
+    COPIES: tl.constexpr,
     STAGES: tl.constexpr,
     PARTS: tl.constexpr,
     SETTLED: tl.constexpr,
+    EARLY: tl.constexpr,
+    PAIRED: tl.constexpr,
     HELD: tl.constexpr,
     ROWS: tl.constexpr,
     DIM_WIDTH: tl.constexpr,
@@ -302,6 +310,8 @@ def _sparse_attention(
     own_tail = tail + request * tail_request
     dim = tl.arange(0, DIM_WIDTH)
     feature = head.to(tl.int64) * kv_head + dim * kv_dim
+    own_keys = (k_cache + feature)[None, :]
+    own_values = (v_cache + feature)[None, :]
     tail_head = head.to(tl.int64) * (tail_kv_head - kv_head)
     begin = first
     if HELD:
@@ -325,31 +335,38 @@ def _sparse_attention(
             UNIT,
             FLAT,
             True,
+            COPIES,
         )
-        k_first = k_cache + (k_place[:, None] + feature[None, :])
-        v_first = v_cache + (v_place[:, None] + feature[None, :])
-        first_readable = first_present[:, None] & (dim < DIM)[None, :]
+        k_first = own_keys + k_place[:, None]
+        v_first = own_values + v_place[:, None]
+        first_readable = is_entry(k_place[:, None]) & (dim < DIM)[None, :]
         early = first_readable & (first < listed)
         # past the first-level cache, as whatever is read before the wait: what it holds may be old
         early_keys = tl.load(k_first, mask=early, other=0.0, cache_modifier=".cg")
         early_values = tl.load(v_first, mask=early, other=0.0, cache_modifier=".cg")
-    if PDL and SETTLED:
-        fetch_selected(
-            k_cache,
-            v_cache,
-            own_selected,
-            head.to(tl.int64) * kv_head,
-            begin,
-            tl.minimum(last, listed),
-            kv_page,
-            kv_token,
-            PAGE,
-            UNIT,
-            FLAT,
-            DIM,
-            TILE,
-        )
-        wait_for_previous(PDL)
+    if PDL:
+        last_listed = tl.minimum(last, listed)
+        # the loop reads its slots a tile at a time, and waits for them
+        fetch_list(own_selected, begin, last_listed, UNIT)
+        if SETTLED and EARLY > 0:
+            fetch_selected(
+                k_cache,
+                v_cache,
+                own_selected,
+                head.to(tl.int64) * kv_head,
+                begin,
+                last_listed,
+                kv_page,
+                kv_token,
+                PAGE,
+                UNIT,
+                FLAT,
+                DIM,
+                PAIRED,
+                TILE * EARLY,
+            )
+        if SETTLED:
+            wait_for_previous(PDL)
     if split >= splits:
         groups = tl.num_programs(0) // lanes
         own_group = tl.program_id(0) // KV_HEADS // lanes * KV_HEADS + head
@@ -364,7 +381,7 @@ def _sparse_attention(
             other=0.0,
         )
         best = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
+        total = tl.zeros([ROWS, TILE], tl.float32)
         acc = tl.zeros([ROWS, DIM_WIDTH], tl.float32)
         if HELD:
             if first < listed:
@@ -400,14 +417,16 @@ def _sparse_attention(
                     UNIT,
                     FLAT,
                     False,
+                    COPIES,
                 )
-                readable = present[:, None] & (dim < DIM)[None, :]
-                k_at = k_cache + (k_place[:, None] + feature[None, :])
-                v_at = v_cache + (v_place[:, None] + feature[None, :])
+                readable = is_entry(k_place[:, None]) & (dim < DIM)[None, :]
+                k_at = own_keys + k_place[:, None]
+                v_at = own_values + v_place[:, None]
                 keys = tl.load(k_at, mask=readable, other=0.0)
                 values = tl.load(v_at, mask=readable, other=0.0)
                 best, total, acc = attend(query, keys, values, present, best, total, acc, scale)
 
+        total = tl.sum(total, 1)
         release_next(PDL)
         group = request * KV_HEADS + head
         if SPLIT_WIDTH == 1:

@@ -12,8 +12,7 @@ class Launch:
     Attributes
     ----------
     tile : int
-        Entries of one step of a program, a power of two from 16. From 32 a warp on, the compiler
-        keeps the slots out of its pipeline of keys and values, which is the leaner loop.
+        Entries of one step of a program, a power of two from 16.
     warps : int
         Warps of a program.
     stages : int
@@ -26,6 +25,9 @@ class Launch:
     held : bool
         Read a program's first tile into registers before the wait, where its entries are settled;
         the tail has a program of its own then.
+    early : int
+        Tiles of a program that are fetched into L2 before the wait, where their entries are
+        settled: 0 or a power of two. More than fit in L2 together are gone when they are read.
     """
 
     tile: int
@@ -34,16 +36,17 @@ class Launch:
     programs_per_sm: int
     tiles_per_split: int
     held: bool = False
+    early: int = 1
 
 
 MANY = 2**31
-# by the bytes of one key, at most, and by the lists of a call, at most: swept on an H200 up to 256
+# by the bytes of one key, at most, and by the lists of a call, at most: swept on an H200 up to 128
 # bytes, beyond that starting points
 LAUNCHES = {
     (128, 32): Launch(tile=32, warps=1, stages=4, programs_per_sm=3, tiles_per_split=2),
     (128, MANY): Launch(tile=128, warps=4, stages=2, programs_per_sm=4, tiles_per_split=1),
-    (256, MANY): Launch(tile=64, warps=2, stages=3, programs_per_sm=3, tiles_per_split=2),
-    (512, MANY): Launch(tile=64, warps=4, stages=3, programs_per_sm=2, tiles_per_split=2),
+    (256, MANY): Launch(tile=64, warps=4, stages=3, programs_per_sm=3, tiles_per_split=2),
+    (512, MANY): Launch(tile=64, warps=4, stages=2, programs_per_sm=2, tiles_per_split=2),
     (1024, MANY): Launch(tile=16, warps=4, stages=3, programs_per_sm=2, tiles_per_split=2),
 }
 # before those, where lists are settled; not swept
