@@ -39,6 +39,12 @@ class Launch:
         Key tiles whose scores are stored together, a power of two.
     store : str
         Cache operator of these stores: "", ".cs" (evicted first), ".cg" or ".wb".
+    partials : {"", "keep", "discard"}
+        What becomes of partial results in L2, of which nothing is needed once they are merged:
+        they are written to memory when keys and values take their place; kept for the next call,
+        which overwrites them ("keep": evicted last); or dropped when they have been merged.
+    registers : int, optional
+        Most of a thread. Fewer than 255 let three programs of 4 warps be resident (168).
     """
 
     block_m: int
@@ -51,6 +57,8 @@ class Launch:
     votes: Literal["weights", "probe", "turned"] = "weights"
     hold: int = 1
     store: Literal["", ".cs", ".cg", ".wb"] = ".cs"
+    partials: Literal["", "keep", "discard"] = ""
+    registers: int | None = None
 
 
 # (head dim as a power of two, entry of ROW_TILES, collecting): measured to be better than the rule

@@ -9,6 +9,7 @@ from specbench.kernels.paged_attention.triton_rows import (
     LOGIT,
     NORMED,
     NOTHING,
+    collected_first,
     collected_index,
     collected_row,
     load_rows,
@@ -64,6 +65,7 @@ def attend_job(
     COLLECT: tl.constexpr,
     PROBED: tl.constexpr,
     TURNED: tl.constexpr,
+    FRONT: tl.constexpr,
     HOLD: tl.constexpr,
     STORE: tl.constexpr,
     VALUES: tl.constexpr,
@@ -164,6 +166,7 @@ def attend_job(
             COLLECT,
             PROBED,
             TURNED,
+            FRONT,
             # few tiles are masked
             1 if masked else HOLD,
             STORE,
@@ -220,6 +223,7 @@ def attend_kernel(
     COLLECT: tl.constexpr,
     PROBED: tl.constexpr,
     TURNED: tl.constexpr,
+    FRONT: tl.constexpr,
     HOLD: tl.constexpr,
     STORE: tl.constexpr,
     VALUES: tl.constexpr,
@@ -233,6 +237,8 @@ def attend_kernel(
     MIN_TILES: tl.constexpr,
     MERGE_M: tl.constexpr,
     MERGE_S: tl.constexpr,
+    DISCARD: tl.constexpr,
+    EVICT: tl.constexpr,
     FUSED: tl.constexpr,
     PARTS: tl.constexpr,
     PDL: tl.constexpr,
@@ -256,9 +262,9 @@ def attend_kernel(
         r, job, count, begin = job_at(unit, tiles, JOBS, PADDED_R)
         h = job // ROW_TILES
         top_row = (job % ROW_TILES) * BLOCK_M
-        packed = top_row + m
-        live = packed < QUERIES * GROUP
         rows = tl.load(q_lens_ptr + r).to(tl.int32)
+        packed = collected_first(top_row + m, rows, GROUP, WHICH, FRONT)
+        live = packed < QUERIES * GROUP
         length = tl.where(rows > 0, tl.load(kv_lens_ptr + r).to(tl.int32), 0)
         first = unit - begin
         last = tl.minimum(count, first + stop - unit)
@@ -298,6 +304,7 @@ def attend_kernel(
             COLLECT,
             PROBED,
             TURNED,
+            FRONT,
             HOLD,
             STORE,
             VALUES,
@@ -336,7 +343,12 @@ def attend_kernel(
             slot = 2 * program + (unit != program * share).to(tl.int32)
             at = slot.to(tl.int64) * BLOCK_M + m
             tl.store(partial_lse_ptr + at, lse2, mask=live)
-            tl.store(partial_ptr + at[:, None] * PADDED_D + d[None, :], value, mask=live[:, None])
+            tl.store(
+                partial_ptr + at[:, None] * PADDED_D + d[None, :],
+                value,
+                mask=live[:, None],
+                eviction_policy=EVICT,
+            )
             if FUSED:
                 # all threads have stored before one of them says so
                 tl.debug_barrier()
@@ -345,7 +357,7 @@ def attend_kernel(
                     # for the next launch
                     tl.store(counter, 0)
                     few = tl.arange(0, MERGE_M)
-                    few_packed = top_row + few
+                    few_packed = collected_first(top_row + few, rows, GROUP, WHICH, FRONT)
                     few_live = few_packed < QUERIES * GROUP
                     merged, merged_lse2 = merge_partials(
                         partial_ptr,
@@ -358,6 +370,7 @@ def attend_kernel(
                         d,
                         BLOCK_M,
                         MERGE_S,
+                        DISCARD,
                     )
                     write_rows(
                         merged,

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from specbench.kernels.launch import release_next, wait_for_previous
-from specbench.kernels.paged_attention.triton_rows import write_rows
+from specbench.kernels.paged_attention.triton_rows import collected_first, write_rows
 
 # below any logit, and finite: exp2(-inf - LOWEST) is 0 where exp2(-inf + inf) is NaN
 LOWEST = tl.constexpr(-1e30)
@@ -56,6 +56,29 @@ def finished(acc, total, top):
 
 
 @triton.jit
+def discard(pointers, there):
+    """Drop the 128 bytes at each pointer from L2: nobody reads them before they are written again.
+
+    They would be written to memory when others take their place.
+    """
+    tl.inline_asm_elementwise(
+        """
+        {
+        .reg .pred there;
+        setp.ne.s32 there, $2, 0;
+        @there discard.global.L2 [$1], 128;
+        mov.b32 $0, 0;
+        }
+        """,
+        "=r,l,r",
+        [pointers, there.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def merge_partials(
     partial_ptr,
     partial_lse_ptr,
@@ -67,6 +90,7 @@ def merge_partials(
     d,
     BLOCK_M: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    DISCARD: tl.constexpr,
 ):
     """Attention `[len(m), D]` and log2-sum-exp of a job's `live` rows, from its `parts` parts.
 
@@ -97,6 +121,17 @@ def merge_partials(
         total = total * fade + tl.sum(weight, 0)
         acc = acc * fade[:, None] + tl.sum(value * weight[:, :, None], 0)
         top = peak
+    if DISCARD:
+        # all threads have read before one of them drops anything
+        tl.debug_barrier()
+        line = tl.arange(0, d.shape[0] // 32) * 32
+        for first in tl.range(0, parts, BLOCK_S, num_stages=1):
+            part = first + s
+            slot = 2 * (begin // share + part) + tl.where(part == 0, cut, 0)
+            at = slot.to(tl.int64)[:, None] * BLOCK_M + m[None, :]
+            there = (part < parts)[:, None] & live[None, :]
+            lines = partial_ptr + at[:, :, None] * d.shape[0] + line[None, None, :]
+            discard(lines, there[:, :, None])
     return finished(acc, total, top)
 
 
@@ -119,6 +154,7 @@ def merge_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WHICH: tl.constexpr,
+    FRONT: tl.constexpr,
     PADDED_R: tl.constexpr,
     PADDED_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -126,6 +162,7 @@ def merge_kernel(
     MIN_TILES: tl.constexpr,
     MERGE_M: tl.constexpr,
     MERGE_S: tl.constexpr,
+    DISCARD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Put the parts of MERGE_M rows of a job together; nothing to do where there is but one."""
@@ -141,11 +178,23 @@ def merge_kernel(
     parts = (begin + count - 1) // share - begin // share + 1
     if parts > 1:
         m = tl.program_id(0) * MERGE_M + tl.arange(0, MERGE_M)
+        rows = tl.load(q_lens_ptr + r).to(tl.int32)
         packed = (job % ROW_TILES) * BLOCK_M + m
+        packed = collected_first(packed, rows, GROUP, WHICH, FRONT)
         live = (m < BLOCK_M) & (packed < QUERIES * GROUP)
         d = tl.arange(0, PADDED_D)
         value, lse2 = merge_partials(
-            partial_ptr, partial_lse_ptr, begin, share, parts, m, live, d, BLOCK_M, MERGE_S
+            partial_ptr,
+            partial_lse_ptr,
+            begin,
+            share,
+            parts,
+            m,
+            live,
+            d,
+            BLOCK_M,
+            MERGE_S,
+            DISCARD,
         )
         release_next(PDL)
         write_rows(
@@ -155,7 +204,7 @@ def merge_kernel(
             job // ROW_TILES,
             packed,
             live,
-            tl.load(q_lens_ptr + r).to(tl.int32),
+            rows,
             out_ptr,
             lse_ptr,
             norm_ptr,

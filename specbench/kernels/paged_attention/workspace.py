@@ -15,6 +15,8 @@ from specbench.kernels.paged_attention.triton_attend import attend_kernel
 from specbench.kernels.paged_attention.triton_split import merge_kernel
 
 MAX_COLUMNS = 512
+# rows of a tensor core's result that each thread has one of: the least whose weights can be summed
+FRONT = 8
 
 
 class PagedAttention:
@@ -172,6 +174,9 @@ class PagedAttention:
         rows, queries, _, head_dim = q.shape
         launch = self.launch
         slots = kept.rows * self.group
+        weighed = kept.normed and launch.votes == "weights"
+        front = weighed and slots <= FRONT < launch.block_m
+        options = dependent(True, q.device)
         merge_m = power_of_2(self.tile_rows) if self.fused else self.merged_rows
         both = {
             "QUERIES": queries,
@@ -179,6 +184,7 @@ class PagedAttention:
             "GROUP": self.group,
             "HEAD_DIM": head_dim,
             "WHICH": kept.which,
+            "FRONT": FRONT if front else 0,
             "PADDED_R": power_of_2(rows),
             "PADDED_D": self.padded_d,
             "BLOCK_M": launch.block_m,
@@ -187,8 +193,10 @@ class PagedAttention:
             "MERGE_M": merge_m,
             # a step of merging loads what an eighth of the registers holds
             "MERGE_S": min(32, max(1, 1024 * launch.warps // (merge_m * self.padded_d))),
+            # whole lines of L2, and not where the kernels are interpreted
+            "DISCARD": launch.partials == "discard" and self.padded_d >= 32 and options["PDL"],
             "num_warps": launch.warps,
-            **dependent(True, q.device),
+            **options,
         }
         following, parts = to_fetch(ahead, q.device)
         attend_kernel[(self.programs,)](
@@ -226,7 +234,7 @@ class PagedAttention:
             PAGE_SIZE=k_cache.shape[1],
             COLUMNS=0 if tree_mask is None else tree_mask.shape[2],
             COLLECT=kept.mode,
-            PROBED=kept.votes and not (kept.normed and launch.votes == "weights"),
+            PROBED=kept.votes and not weighed,
             TURNED=launch.votes == "turned",
             HOLD=launch.hold,
             STORE=launch.store,
@@ -234,7 +242,9 @@ class PagedAttention:
             SLOTS=slots,
             BLOCK_C=max(16, power_of_2(slots)) if kept.normed else 16,
             FUSED=self.fused,
+            EVICT="evict_last" if launch.partials == "keep" else "",
             PARTS=parts,
+            maxnreg=launch.registers,
             num_stages=launch.stages,
             **both,
         )
