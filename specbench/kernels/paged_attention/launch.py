@@ -65,7 +65,13 @@ class Launch:
 TUNED: dict[tuple[int, int, bool], Launch] = {}
 
 
-def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecting: bool) -> Launch:
+# keys of a multiprocessor, of all requests and KV heads, below which a call is short
+SHORT = 8192
+
+
+def default_launch(
+    head_dim: int, packed_rows: int, dtype: torch.dtype, collecting: bool, keys: int = SHORT
+) -> Launch:
     """The entry of `TUNED`, or a rule that fits an H200's 227 KB and 65,536 registers.
 
     The rule takes 16 KB of keys a tile and the smallest tile of rows that holds all, up to 128.
@@ -79,6 +85,8 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
     dtype : torch.dtype
     collecting : bool
         Whether scores are collected.
+    keys : int
+        Of a multiprocessor, of all requests and KV heads together.
     """
     width = max(16, power_of_2(head_dim))
     rows = next((m for m in ROW_TILES if m >= packed_rows), ROW_TILES[-1])
@@ -89,12 +97,15 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
     if tuned is not None:
         return tuned
     block_n = min(128, max(16, 8192 // width))
+    if rows == 64 and collecting and keys < SHORT:
+        # 128 keys and their scores spill registers, whose filling a short share does not hide
+        block_n = min(block_n, 64)
     # 256 keys are little work next to starting a program
     min_tiles = max(1, 256 // block_n)
     if rows == 128:
         return Launch(rows, block_n, warps=8, programs=1, min_tiles=min_tiles, votes="probe")
     # 2 KB of scores at a time: memory turns from reading to writing less often
-    hold = max(1, 512 // block_n)
+    hold = 512 // block_n
     if rows == 64:
         return Launch(
             rows,
@@ -103,7 +114,8 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
             min_tiles=min_tiles,
             merge_bytes=160 * 1024,
             votes="turned",
-            hold=hold,
+            # beside 64 rows and 128 keys there are registers for two tiles' scores
+            hold=2 if block_n == 128 else hold,
         )
     return Launch(rows, block_n, min_tiles=min_tiles, hold=hold)
 

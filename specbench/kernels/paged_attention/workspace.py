@@ -74,7 +74,8 @@ class PagedAttention:
         self.dtype, self.collect = dtype, collect
         packed = queries * self.group
         if launch is None:
-            launch = default_launch(head_dim, packed, dtype, collect is not None)
+            keys = rows * kv_heads * max_len // multiprocessors(device)
+            launch = default_launch(head_dim, packed, dtype, collect is not None, keys)
         self.launch = launch
         self.padded_d = max(16, power_of_2(head_dim))
         self.tile_rows = min(launch.block_m, packed)
@@ -175,6 +176,7 @@ class PagedAttention:
         launch = self.launch
         slots = kept.rows * self.group
         weighed = kept.normed and launch.votes == "weights"
+        probed = kept.votes and not weighed
         front = weighed and slots <= FRONT < launch.block_m
         options = dependent(True, q.device)
         merge_m = power_of_2(self.tile_rows) if self.fused else self.merged_rows
@@ -234,10 +236,11 @@ class PagedAttention:
             PAGE_SIZE=k_cache.shape[1],
             COLUMNS=0 if tree_mask is None else tree_mask.shape[2],
             COLLECT=kept.mode,
-            PROBED=kept.votes and not weighed,
-            TURNED=launch.votes == "turned",
-            HOLD=launch.hold,
-            STORE=launch.store,
+            PROBED=probed,
+            # the same kernel for all launches that differ in what it does not do
+            TURNED=probed and launch.votes == "turned",
+            HOLD=launch.hold if kept.votes else 1,
+            STORE=launch.store if kept.votes else "",
             VALUES=valued,
             SLOTS=slots,
             BLOCK_C=max(16, power_of_2(slots)) if kept.normed else 16,
