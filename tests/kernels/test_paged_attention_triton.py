@@ -137,6 +137,21 @@ def test_any_number_of_programs_gives_the_same(programs: int, merge_bytes: int) 
         assert (made.arrived == 0).all()
 
 
+@pytest.mark.parametrize("merge_bytes", [0, 1 << 20], ids=["two kernels", "one kernel"])
+def test_late_programs_take_what_is_left_to_them(merge_bytes: int) -> None:
+    """Of any lengths, those too where nothing is left."""
+    kv = on_device(paged((2400, 17, 1), dtype=torch.float32))
+    q = chunk((3, 1, 1), 6, 8, torch.float32)
+    how = small(7, merge_bytes, tail=30)
+    made = attention(q, kv, max_len=2400, launch=how)
+    assert (made.tail, made.programs) == (30, 2 * how.programs * multiprocessors(DEVICE))
+    for kv_lens in ((2400, 17, 1), (500, 9, 0), (20, 1, 1)):
+        q_lens = tuple(min(n, rows) for n, rows in zip(kv_lens, (3, 1, 1), strict=True))
+        out, lse = attend(made, q, kv, lens(*kv_lens), lens(*q_lens))
+        assert_is_reference(out, lse, q, kv, lens(*kv_lens), lens(*q_lens))
+        assert (made.arrived == 0).all()
+
+
 @pytest.mark.parametrize(
     ("partials", "merge_bytes"), [("keep", 0), ("discard", 0), ("discard", 1 << 20)]
 )
@@ -301,13 +316,15 @@ def test_weights_in_one_pass(queries: Queries, share: Share, votes: str, hold: i
     kv = on_device(paged(VOTED, dtype=torch.float32))
     q = chunk(VOTERS, 6, 8, torch.float32)
     collect = Collect("weight", queries, share)
-    how = small(programs=4, votes=votes, hold=hold)
+    merge_bytes = 0 if queries == "first+last" else 1 << 20
+    how = small(4, merge_bytes, votes=votes, hold=hold)
     made = attention(q, kv, launch=how, collect=collect, one_pass=True)
     norm = randn(9, 5, made.collecting.rows, 6, dtype=torch.float32).to(DEVICE)
     before = norm.clone()
     scores = torch.full((5, 2 if share == "head" else 1, 112), 5.0, device=DEVICE)
     lengths = lens(*VOTED), lens(*VOTERS)
-    _, lse = attend(made, q, kv, *lengths, ranked=lens(*RANKED), scores=scores, norm=norm)
+    out, lse = attend(made, q, kv, *lengths, ranked=lens(*RANKED), scores=scores, norm=norm)
+    assert_is_reference(out, lse, q, kv, *lengths)
     for row, (rows, ranked) in enumerate(zip(VOTERS, RANKED, strict=True)):
         if rows == 0:
             assert (scores[row] == 5).all()

@@ -25,6 +25,9 @@ class Launch:
     programs : int
         Programs a multiprocessor. Each takes an equal share of the batch's key tiles, so as many
         as can be resident make one even wave; more even out processors of unequal speed.
+    tail : int
+        Per cent of the key tiles that are left to as many programs again, which start where the
+        first ones have ended: multiprocessors of unequal speed then share the work more evenly.
     min_tiles : int
         Fewest key tiles a program takes: bounds the partial results of short contexts.
     merge_bytes : int
@@ -52,6 +55,7 @@ class Launch:
     warps: int = 4
     stages: int = 4
     programs: int = 2
+    tail: int = 0
     min_tiles: int = 4
     merge_bytes: int = 0
     votes: Literal["weights", "probe", "turned"] = "weights"

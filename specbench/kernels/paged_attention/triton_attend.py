@@ -21,7 +21,9 @@ from specbench.kernels.paged_attention.triton_split import (
     finished,
     job_at,
     merge_partials,
-    share_of,
+    program_at,
+    shares_of,
+    start_of,
     tiles_of,
 )
 from specbench.kernels.paged_attention.triton_tiles import attend_tiles
@@ -235,6 +237,7 @@ def attend_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
     MIN_TILES: tl.constexpr,
+    TAIL: tl.constexpr,
     MERGE_M: tl.constexpr,
     MERGE_S: tl.constexpr,
     DISCARD: tl.constexpr,
@@ -252,10 +255,12 @@ def attend_kernel(
     ROW_TILES: tl.constexpr = (QUERIES * GROUP + BLOCK_M - 1) // BLOCK_M
     JOBS: tl.constexpr = KV_HEADS * ROW_TILES
     tiles = tiles_of(kv_lens_ptr, q_lens_ptr, requests, PADDED_R, BLOCK_N)
-    share = share_of(tiles, tl.num_programs(0), JOBS, MIN_TILES)
+    share, late_share, early = shares_of(tiles, tl.num_programs(0), JOBS, MIN_TILES, TAIL)
     program = tl.program_id(0)
-    unit = program * share
-    stop = tl.minimum(unit + share, tl.sum(tiles) * JOBS)
+    start = start_of(program, share, late_share, early)
+    stop = start_of(program + 1, share, late_share, early)
+    stop = tl.minimum(stop, tl.sum(tiles) * JOBS)
+    unit = start
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, PADDED_D)
     while unit < stop:
@@ -318,7 +323,8 @@ def attend_kernel(
         if unit + last - first == stop:
             fetch_share(following, PARTS)
             release_next(PDL)
-        parts = (begin + count - 1) // share - begin // share + 1
+        leading = program_at(begin, share, late_share, early)
+        parts = program_at(begin + count - 1, share, late_share, early) - leading + 1
         if parts == 1:
             write_rows(
                 value,
@@ -340,7 +346,7 @@ def attend_kernel(
                 WHICH,
             )
         else:
-            slot = 2 * program + (unit != program * share).to(tl.int32)
+            slot = 2 * program + (unit != start).to(tl.int32)
             at = slot.to(tl.int64) * BLOCK_M + m
             tl.store(partial_lse_ptr + at, lse2, mask=live)
             tl.store(
@@ -362,8 +368,8 @@ def attend_kernel(
                     merged, merged_lse2 = merge_partials(
                         partial_ptr,
                         partial_lse_ptr,
-                        begin,
-                        share,
+                        leading,
+                        begin != start_of(leading, share, late_share, early),
                         parts,
                         few,
                         few_live,
