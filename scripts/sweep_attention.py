@@ -36,6 +36,7 @@ CASES = ("verify.4x100000", "verify.64x24000", "verify.16x24000")
 PLAIN, ONE_PASS, UNSTORED, NARROW = "plain", "one_pass", "unstored", "narrow"
 KINDS = (PLAIN, ONE_PASS, UNSTORED, NARROW)
 REPEATS = 3
+PROCESSORS = 132  # of an H200
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def rule(case: Case) -> Any:
     if case.op == "sparse":
         return sparse.default_launch(case.dim, torch.bfloat16, case.batch * case.kv_heads)
     packed = case.rows * case.heads // case.kv_heads
-    return paged.default_launch(case.dim, packed, torch.bfloat16, True)
+    keys = case.batch * case.kv_heads * case.context // PROCESSORS
+    return paged.default_launch(case.dim, packed, torch.bfloat16, True, keys)
 
 
 def sparse_launches(case: Case, own: sparse.Launch) -> list[sparse.Launch]:
@@ -95,22 +97,23 @@ def launches(case: Case) -> list[Any]:
     if case.op == "sparse":
         return list(dict.fromkeys(sparse_launches(case, own)))
     tried = [own]
-    tried += [replace(own, hold=hold, store=to) for hold in (1, own.hold) for to in ("", ".cs")]
-    tried += [replace(own, hold=2), replace(own, hold=2 * own.hold)]
-    tried += [replace(own, votes="probe", hold=1, store=""), replace(own, votes="probe")]
-    tried += [replace(own, votes="turned", hold=1), replace(own, votes="turned")]
-    tried += [replace(own, programs=n * own.programs) for n in (2, 3, 4)]
-    tried.append(replace(own, stages=own.stages - 1))
+    tried += [replace(own, hold=hold) for hold in (1, 2, 4, 8)]
+    tried += [replace(own, hold=1, store=""), replace(own, votes="turned")]
+    tried += [replace(own, partials=fate) for fate in ("keep", "discard")]
+    tried += [replace(own, tail=cent, partials="discard") for cent in (5, 10, 20)]
     if own.block_m < 64:
+        half = replace(own, block_n=32, min_tiles=8, stages=5, hold=16)
         # warp-group products: no thread waits for those of another warp
-        wide = replace(own, block_m=64, stages=3, votes="probe")
-        tried += [wide, replace(wide, programs=2 * wide.programs), replace(wide, hold=1)]
-        tried.append(replace(wide, votes="turned", stages=2))
-        tried.append(replace(wide, votes="turned", block_n=2 * wide.block_n, warps=8, programs=1))
+        wide = replace(own, block_m=64, stages=3, votes="probe", hold=1)
+        tried += [half, replace(half, stages=6), wide, replace(wide, partials="discard")]
     else:
-        half = replace(own, block_n=own.block_n // 2, stages=5, hold=2 * own.hold)
-        tried += [half, replace(half, hold=1), replace(half, stages=4), replace(half, stages=3)]
-    tried.append(replace(own, warps=8, programs=1))
+        half = replace(own, block_n=64, min_tiles=4, stages=3, hold=8)
+        whole = replace(own, block_n=128, min_tiles=2, stages=3, hold=2)
+        tried += [whole, half, replace(half, stages=4), replace(half, stages=5, hold=1)]
+    # a third program, for fewer registers
+    third = replace(half, programs=3, registers=168)
+    tried += [third, replace(third, hold=1), replace(third, stages=4)]
+    tried += [replace(third, partials="discard"), replace(third, programs=6)]
     if case.batch == 1:
         tried += [
             replace(own, min_tiles=tiles, merge_bytes=most)
@@ -162,7 +165,7 @@ def wanted(case: Case, launch: Any) -> tuple[str, ...]:
     if launch == own:
         return KINDS
     same = replace(launch, votes=own.votes, hold=own.hold, store=own.store) == own
-    return (ONE_PASS, UNSTORED) if same else (PLAIN, ONE_PASS)
+    return (ONE_PASS, UNSTORED, NARROW) if same else (PLAIN, ONE_PASS)
 
 
 def compile_one(case: Case, launch: Any, device: str = "cuda") -> str | None:

@@ -94,16 +94,19 @@ def assert_is_reference(
     assert_near(lse, reference.log_sum_exp(q.double(), k, *tail), torch.float32)
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(
-    ("lengths", "q_lens", "group", "dim"),
+    ("lengths", "q_lens", "group", "dim", "dtype"),
     [
-        pytest.param(LENGTHS, (1, 1, 1, 1, 1, 1), 1, 16, id="decode"),
-        pytest.param(LENGTHS, VERIFY, 3, 16, id="verify"),
-        pytest.param((70, 33), (7, 2), 4, 128, id="32/8 heads"),
-        pytest.param((41, 129), (9, 9), 7, 64, id="14/2 heads"),
-        pytest.param((50, 64), (20, 17), 7, 80, id="tile sets"),
-        pytest.param((5, 20), (5, 20), 2, 96, id="prefill"),
+        # each is a kernel to compile: other types where the rule or the tiles differ
+        pytest.param(LENGTHS, (1, 1, 1, 1, 1, 1), 1, 16, torch.bfloat16, id="decode"),
+        pytest.param(LENGTHS, VERIFY, 3, 16, torch.bfloat16, id="verify"),
+        pytest.param(LENGTHS, VERIFY, 3, 16, torch.float16, id="verify, float16"),
+        pytest.param(LENGTHS, VERIFY, 3, 16, torch.float32, id="verify, float32"),
+        pytest.param((70, 33), (7, 2), 4, 128, torch.bfloat16, id="32/8 heads"),
+        pytest.param((41, 129), (9, 9), 7, 64, torch.bfloat16, id="14/2 heads"),
+        pytest.param((50, 64), (20, 17), 7, 80, torch.float16, id="tile sets"),
+        pytest.param((50, 64), (20, 17), 7, 80, torch.float32, id="tile sets, float32"),
+        pytest.param((5, 20), (5, 20), 2, 96, torch.bfloat16, id="prefill"),
     ],
 )
 def test_equals_the_reference_with_the_default_launch(
@@ -134,13 +137,33 @@ def test_any_number_of_programs_gives_the_same(programs: int, merge_bytes: int) 
         assert (made.arrived == 0).all()
 
 
-def test_more_rows_than_a_tile_holds_are_split_too() -> None:
-    kv = on_device(paged((100, 37), dtype=torch.float32))
-    q = chunk((9, 5), 14, 8, torch.float32)
-    made = attention(q, kv, launch=small(programs=7))
+@pytest.mark.parametrize("merge_bytes", [0, 1 << 20], ids=["two kernels", "one kernel"])
+def test_late_programs_take_what_is_left_to_them(merge_bytes: int) -> None:
+    """Of any lengths, those too where nothing is left."""
+    kv = on_device(paged((2400, 17, 1), dtype=torch.float32))
+    q = chunk((3, 1, 1), 6, 8, torch.float32)
+    how = small(7, merge_bytes, tail=30)
+    made = attention(q, kv, max_len=2400, launch=how)
+    assert (made.tail, made.programs) == (30, 2 * how.programs * multiprocessors(DEVICE))
+    for kv_lens in ((2400, 17, 1), (500, 9, 0), (20, 1, 1)):
+        q_lens = tuple(min(n, rows) for n, rows in zip(kv_lens, (3, 1, 1), strict=True))
+        out, lse = attend(made, q, kv, lens(*kv_lens), lens(*q_lens))
+        assert_is_reference(out, lse, q, kv, lens(*kv_lens), lens(*q_lens))
+        assert (made.arrived == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("partials", "merge_bytes"), [("keep", 0), ("discard", 0), ("discard", 1 << 20)]
+)
+def test_more_rows_than_a_tile_holds_are_split_too(partials: str, merge_bytes: int) -> None:
+    """Partial results that were dropped are written anew by the next call."""
+    kv = on_device(paged((100, 37), dim=32, dtype=torch.float32))
+    q = chunk((9, 5), 14, 32, torch.float32)
+    made = attention(q, kv, launch=small(7, merge_bytes, partials=partials))
     assert made.jobs == 4
-    out, lse = attend(made, q, kv, lens(100, 37), lens(9, 5))
-    assert_is_reference(out, lse, q, kv, lens(100, 37), lens(9, 5))
+    for _ in range(2):
+        out, lse = attend(made, q, kv, lens(100, 37), lens(9, 5))
+        assert_is_reference(out, lse, q, kv, lens(100, 37), lens(9, 5))
 
 
 def test_a_workspace_serves_fewer_requests_and_rows() -> None:
@@ -229,7 +252,7 @@ def test_scores_equal_the_reference(
     lengths = lens(*VOTED), lens(*VOTERS), lens(*RANKED)
     scores = torch.full((5, 2 if share == "head" else 1, 112), 5.0, device=DEVICE)
     expected = scores.double()
-    how = small(programs=4, votes="turned" if share == "layer" else "probe", hold=2)
+    how = small(programs=4, votes="turned" if queries == "last" else "probe", hold=2)
     made = attention(q, kv, launch=how, collect=collect)
     out, lse = attend(made, q, kv, *lengths[:2], ranked=lengths[2], scores=scores)
     assert_is_reference(out, lse, q, kv, *lengths[:2])
@@ -293,13 +316,15 @@ def test_weights_in_one_pass(queries: Queries, share: Share, votes: str, hold: i
     kv = on_device(paged(VOTED, dtype=torch.float32))
     q = chunk(VOTERS, 6, 8, torch.float32)
     collect = Collect("weight", queries, share)
-    how = small(programs=4, votes=votes, hold=hold)
+    merge_bytes = 0 if queries == "first+last" else 1 << 20
+    how = small(4, merge_bytes, votes=votes, hold=hold)
     made = attention(q, kv, launch=how, collect=collect, one_pass=True)
     norm = randn(9, 5, made.collecting.rows, 6, dtype=torch.float32).to(DEVICE)
     before = norm.clone()
     scores = torch.full((5, 2 if share == "head" else 1, 112), 5.0, device=DEVICE)
     lengths = lens(*VOTED), lens(*VOTERS)
-    _, lse = attend(made, q, kv, *lengths, ranked=lens(*RANKED), scores=scores, norm=norm)
+    out, lse = attend(made, q, kv, *lengths, ranked=lens(*RANKED), scores=scores, norm=norm)
+    assert_is_reference(out, lse, q, kv, *lengths)
     for row, (rows, ranked) in enumerate(zip(VOTERS, RANKED, strict=True)):
         if rows == 0:
             assert (scores[row] == 5).all()
@@ -426,6 +451,14 @@ def test_the_table_goes_before_the_rule(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(launching.TUNED, (128, 32, True), tuned)
     assert launching.default_launch(128, 28, torch.bfloat16, True) is tuned
     assert launching.default_launch(128, 28, torch.bfloat16, False) == rule
+
+
+@pytest.mark.parametrize(("batch", "keys", "hold"), [(64, 128, 2), (16, 64, 8), (1, 64, 8)])
+def test_short_shares_collect_with_smaller_tiles(batch: int, keys: int, hold: int) -> None:
+    rule = launching.default_launch(64, 63, torch.bfloat16, True, batch * 2 * 24_000 // 132)
+    assert (rule.block_n, rule.hold) == (keys, hold)
+    plain = launching.default_launch(64, 63, torch.bfloat16, False, batch * 2 * 24_000 // 132)
+    assert plain.block_n == 128
 
 
 @pytest.mark.gpu

@@ -31,7 +31,9 @@ def calls() -> None:
     launch((64, 9, 14, 64), 2, bf16, Collect("logit"))
     launch((1, 9, 14, 64), 2, fp16, columns=512)
     launch((4, 51, 32, 128), 8, bf16, columns=51)
-    launch((2, 1, 6, 80), 2, fp16, how=Launch(16, 64, merge_bytes=0))
+    launch((2, 1, 6, 80), 2, fp16, how=Launch(16, 64, partials="discard"))
+    launch((1, 9, 14, 64), 2, bf16, how=Launch(64, 64, merge_bytes=1 << 20, partials="discard"))
+    launch((4, 7, 32, 128), 8, bf16, Collect(), one_pass=True, how=Launch(32, 32, registers=168))
     launch((2, 1, 6, 64), 2, torch.float32)
     write_kv(torch.empty(9, 16, 8, 128), torch.empty(4, 7, 8, 128), torch.zeros(4, 7).long())
 

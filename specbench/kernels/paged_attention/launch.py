@@ -25,6 +25,9 @@ class Launch:
     programs : int
         Programs a multiprocessor. Each takes an equal share of the batch's key tiles, so as many
         as can be resident make one even wave; more even out processors of unequal speed.
+    tail : int
+        Per cent of the key tiles that are left to as many programs again, which start where the
+        first ones have ended: multiprocessors of unequal speed then share the work more evenly.
     min_tiles : int
         Fewest key tiles a program takes: bounds the partial results of short contexts.
     merge_bytes : int
@@ -39,6 +42,12 @@ class Launch:
         Key tiles whose scores are stored together, a power of two.
     store : str
         Cache operator of these stores: "", ".cs" (evicted first), ".cg" or ".wb".
+    partials : {"", "keep", "discard"}
+        What becomes of partial results in L2, of which nothing is needed once they are merged:
+        they are written to memory when keys and values take their place; kept for the next call,
+        which overwrites them ("keep": evicted last); or dropped when they have been merged.
+    registers : int, optional
+        Most of a thread. Fewer than 255 let three programs of 4 warps be resident (168).
     """
 
     block_m: int
@@ -46,18 +55,27 @@ class Launch:
     warps: int = 4
     stages: int = 4
     programs: int = 2
+    tail: int = 0
     min_tiles: int = 4
     merge_bytes: int = 0
     votes: Literal["weights", "probe", "turned"] = "weights"
     hold: int = 1
     store: Literal["", ".cs", ".cg", ".wb"] = ".cs"
+    partials: Literal["", "keep", "discard"] = ""
+    registers: int | None = None
 
 
 # (head dim as a power of two, entry of ROW_TILES, collecting): measured to be better than the rule
 TUNED: dict[tuple[int, int, bool], Launch] = {}
 
 
-def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecting: bool) -> Launch:
+# keys of a multiprocessor, of all requests and KV heads, below which a call is short
+SHORT = 8192
+
+
+def default_launch(
+    head_dim: int, packed_rows: int, dtype: torch.dtype, collecting: bool, keys: int = SHORT
+) -> Launch:
     """The entry of `TUNED`, or a rule that fits an H200's 227 KB and 65,536 registers.
 
     The rule takes 16 KB of keys a tile and the smallest tile of rows that holds all, up to 128.
@@ -71,6 +89,8 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
     dtype : torch.dtype
     collecting : bool
         Whether scores are collected.
+    keys : int
+        Of a multiprocessor, of all requests and KV heads together.
     """
     width = max(16, power_of_2(head_dim))
     rows = next((m for m in ROW_TILES if m >= packed_rows), ROW_TILES[-1])
@@ -81,12 +101,15 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
     if tuned is not None:
         return tuned
     block_n = min(128, max(16, 8192 // width))
+    if rows == 64 and collecting and keys < SHORT:
+        # 128 keys and their scores spill registers, whose filling a short share does not hide
+        block_n = min(block_n, 64)
     # 256 keys are little work next to starting a program
     min_tiles = max(1, 256 // block_n)
     if rows == 128:
         return Launch(rows, block_n, warps=8, programs=1, min_tiles=min_tiles, votes="probe")
     # 2 KB of scores at a time: memory turns from reading to writing less often
-    hold = max(1, 512 // block_n)
+    hold = 512 // block_n
     if rows == 64:
         return Launch(
             rows,
@@ -95,7 +118,8 @@ def default_launch(head_dim: int, packed_rows: int, dtype: torch.dtype, collecti
             min_tiles=min_tiles,
             merge_bytes=160 * 1024,
             votes="turned",
-            hold=hold,
+            # beside 64 rows and 128 keys there are registers for two tiles' scores
+            hold=2 if block_n == 128 else hold,
         )
     return Launch(rows, block_n, min_tiles=min_tiles, hold=hold)
 

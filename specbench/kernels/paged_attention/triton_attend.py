@@ -9,6 +9,7 @@ from specbench.kernels.paged_attention.triton_rows import (
     LOGIT,
     NORMED,
     NOTHING,
+    collected_first,
     collected_index,
     collected_row,
     load_rows,
@@ -20,7 +21,9 @@ from specbench.kernels.paged_attention.triton_split import (
     finished,
     job_at,
     merge_partials,
-    share_of,
+    program_at,
+    shares_of,
+    start_of,
     tiles_of,
 )
 from specbench.kernels.paged_attention.triton_tiles import attend_tiles
@@ -64,6 +67,7 @@ def attend_job(
     COLLECT: tl.constexpr,
     PROBED: tl.constexpr,
     TURNED: tl.constexpr,
+    FRONT: tl.constexpr,
     HOLD: tl.constexpr,
     STORE: tl.constexpr,
     VALUES: tl.constexpr,
@@ -164,6 +168,7 @@ def attend_job(
             COLLECT,
             PROBED,
             TURNED,
+            FRONT,
             # few tiles are masked
             1 if masked else HOLD,
             STORE,
@@ -220,6 +225,7 @@ def attend_kernel(
     COLLECT: tl.constexpr,
     PROBED: tl.constexpr,
     TURNED: tl.constexpr,
+    FRONT: tl.constexpr,
     HOLD: tl.constexpr,
     STORE: tl.constexpr,
     VALUES: tl.constexpr,
@@ -231,8 +237,11 @@ def attend_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
     MIN_TILES: tl.constexpr,
+    TAIL: tl.constexpr,
     MERGE_M: tl.constexpr,
     MERGE_S: tl.constexpr,
+    DISCARD: tl.constexpr,
+    EVICT: tl.constexpr,
     FUSED: tl.constexpr,
     PARTS: tl.constexpr,
     PDL: tl.constexpr,
@@ -246,19 +255,21 @@ def attend_kernel(
     ROW_TILES: tl.constexpr = (QUERIES * GROUP + BLOCK_M - 1) // BLOCK_M
     JOBS: tl.constexpr = KV_HEADS * ROW_TILES
     tiles = tiles_of(kv_lens_ptr, q_lens_ptr, requests, PADDED_R, BLOCK_N)
-    share = share_of(tiles, tl.num_programs(0), JOBS, MIN_TILES)
+    share, late_share, early = shares_of(tiles, tl.num_programs(0), JOBS, MIN_TILES, TAIL)
     program = tl.program_id(0)
-    unit = program * share
-    stop = tl.minimum(unit + share, tl.sum(tiles) * JOBS)
+    start = start_of(program, share, late_share, early)
+    stop = start_of(program + 1, share, late_share, early)
+    stop = tl.minimum(stop, tl.sum(tiles) * JOBS)
+    unit = start
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, PADDED_D)
     while unit < stop:
         r, job, count, begin = job_at(unit, tiles, JOBS, PADDED_R)
         h = job // ROW_TILES
         top_row = (job % ROW_TILES) * BLOCK_M
-        packed = top_row + m
-        live = packed < QUERIES * GROUP
         rows = tl.load(q_lens_ptr + r).to(tl.int32)
+        packed = collected_first(top_row + m, rows, GROUP, WHICH, FRONT)
+        live = packed < QUERIES * GROUP
         length = tl.where(rows > 0, tl.load(kv_lens_ptr + r).to(tl.int32), 0)
         first = unit - begin
         last = tl.minimum(count, first + stop - unit)
@@ -298,6 +309,7 @@ def attend_kernel(
             COLLECT,
             PROBED,
             TURNED,
+            FRONT,
             HOLD,
             STORE,
             VALUES,
@@ -311,7 +323,8 @@ def attend_kernel(
         if unit + last - first == stop:
             fetch_share(following, PARTS)
             release_next(PDL)
-        parts = (begin + count - 1) // share - begin // share + 1
+        leading = program_at(begin, share, late_share, early)
+        parts = program_at(begin + count - 1, share, late_share, early) - leading + 1
         if parts == 1:
             write_rows(
                 value,
@@ -333,10 +346,15 @@ def attend_kernel(
                 WHICH,
             )
         else:
-            slot = 2 * program + (unit != program * share).to(tl.int32)
+            slot = 2 * program + (unit != start).to(tl.int32)
             at = slot.to(tl.int64) * BLOCK_M + m
             tl.store(partial_lse_ptr + at, lse2, mask=live)
-            tl.store(partial_ptr + at[:, None] * PADDED_D + d[None, :], value, mask=live[:, None])
+            tl.store(
+                partial_ptr + at[:, None] * PADDED_D + d[None, :],
+                value,
+                mask=live[:, None],
+                eviction_policy=EVICT,
+            )
             if FUSED:
                 # all threads have stored before one of them says so
                 tl.debug_barrier()
@@ -345,19 +363,20 @@ def attend_kernel(
                     # for the next launch
                     tl.store(counter, 0)
                     few = tl.arange(0, MERGE_M)
-                    few_packed = top_row + few
+                    few_packed = collected_first(top_row + few, rows, GROUP, WHICH, FRONT)
                     few_live = few_packed < QUERIES * GROUP
                     merged, merged_lse2 = merge_partials(
                         partial_ptr,
                         partial_lse_ptr,
-                        begin,
-                        share,
+                        leading,
+                        begin != start_of(leading, share, late_share, early),
                         parts,
                         few,
                         few_live,
                         d,
                         BLOCK_M,
                         MERGE_S,
+                        DISCARD,
                     )
                     write_rows(
                         merged,

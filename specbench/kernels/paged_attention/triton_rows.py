@@ -18,6 +18,18 @@ ALL = tl.constexpr(2)
 
 
 @triton.jit
+def collected_first(packed, rows, GROUP: tl.constexpr, WHICH: tl.constexpr, FRONT: tl.constexpr):
+    """Packed rows in the order of a tile: where FRONT, the last row stands with the first one."""
+    if FRONT == 0 or WHICH == ALL:
+        return packed
+    else:
+        AT: tl.constexpr = 1 if WHICH == FIRST_LAST else 0
+        row = packed // GROUP
+        moved = tl.where(row == AT, rows - 1, row - 1)
+        return tl.where((row >= AT) & (row < rows), moved, row) * GROUP + packed % GROUP
+
+
+@triton.jit
 def load_rows(q_ptr, packed, live, h, q_stride, d, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr):
     """Queries `[len(packed), D]` of KV head `h`; zeros where not `live`."""
     at = (packed // GROUP) * q_stride[1] + (h * GROUP + packed % GROUP) * q_stride[2]

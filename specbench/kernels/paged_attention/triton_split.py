@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from specbench.kernels.launch import release_next, wait_for_previous
-from specbench.kernels.paged_attention.triton_rows import write_rows
+from specbench.kernels.paged_attention.triton_rows import collected_first, write_rows
 
 # below any logit, and finite: exp2(-inf - LOWEST) is 0 where exp2(-inf + inf) is NaN
 LOWEST = tl.constexpr(-1e30)
@@ -25,9 +25,35 @@ def tiles_of(kv_lens_ptr, q_lens_ptr, requests, PADDED: tl.constexpr, BLOCK_N: t
 
 
 @triton.jit
-def share_of(tiles, programs, JOBS: tl.constexpr, MIN_TILES: tl.constexpr):
-    """Key tiles that each program takes, of JOBS jobs a request."""
-    return tl.maximum(tl.cdiv(tl.sum(tiles) * JOBS, programs), MIN_TILES)
+def shares_of(tiles, programs, JOBS: tl.constexpr, MIN_TILES: tl.constexpr, TAIL: tl.constexpr):
+    """Key tiles of each early program and of each late one, and how many are early.
+
+    All take the same, or TAIL per cent are left to the second half of the programs: they start
+    where early ones have ended, so that fast processors do more of the work.
+    """
+    units = tl.sum(tiles) * JOBS
+    if TAIL == 0:
+        share = tl.maximum(tl.cdiv(units, programs), MIN_TILES)
+        return share, share, programs
+    else:
+        early = programs // 2
+        share = tl.maximum(tl.cdiv(units * (100 - TAIL), early * 100), MIN_TILES)
+        rest = tl.maximum(units - share * early, 0)
+        return share, tl.maximum(tl.cdiv(rest, programs - early), MIN_TILES), early
+
+
+@triton.jit
+def start_of(program, share, late_share, early):
+    """The first of a program's key tiles."""
+    late = early * share + (program - early) * late_share
+    return tl.where(program < early, program * share, late)
+
+
+@triton.jit
+def program_at(unit, share, late_share, early):
+    """The program that takes key tile `unit`."""
+    program = unit // share
+    return tl.where(program < early, program, early + (unit - early * share) // late_share)
 
 
 @triton.jit
@@ -56,31 +82,56 @@ def finished(acc, total, top):
 
 
 @triton.jit
+def discard(pointers, there):
+    """Drop the 128 bytes at each pointer from L2: nobody reads them before they are written again.
+
+    They would be written to memory when others take their place.
+    """
+    tl.inline_asm_elementwise(
+        """
+        {
+        .reg .pred there;
+        setp.ne.s32 there, $2, 0;
+        @there discard.global.L2 [$1], 128;
+        mov.b32 $0, 0;
+        }
+        """,
+        "=r,l,r",
+        [pointers, there.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def merge_partials(
     partial_ptr,
     partial_lse_ptr,
-    begin,
-    share,
+    leading,
+    cut,
     parts,
     m,
     live,
     d,
     BLOCK_M: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    DISCARD: tl.constexpr,
 ):
     """Attention `[len(m), D]` and log2-sum-exp of a job's `live` rows, from its `parts` parts.
 
     A program leaves its part of the first job that it works on in slot ``2 * program``, and of the
-    last in the next. All programs of a job but its first begin with it.
+    last in the next. All programs of a job but the `leading` one begin with it; that does where it
+    is not `cut`.
     """
-    cut = (begin % share != 0).to(tl.int32)
+    cut = cut.to(tl.int32)
     s = tl.arange(0, BLOCK_S)
     top = tl.full([m.shape[0]], LOWEST, tl.float32)
     total = tl.zeros([m.shape[0]], tl.float32)
     acc = tl.zeros([m.shape[0], d.shape[0]], tl.float32)
     for first in tl.range(0, parts, BLOCK_S, num_stages=4):
         part = first + s
-        slot = 2 * (begin // share + part) + tl.where(part == 0, cut, 0)
+        slot = 2 * (leading + part) + tl.where(part == 0, cut, 0)
         at = slot.to(tl.int64)[:, None] * BLOCK_M + m[None, :]
         there = (part < parts)[:, None] & live[None, :]
         # not through L1, which does not see what other processors wrote
@@ -97,6 +148,17 @@ def merge_partials(
         total = total * fade + tl.sum(weight, 0)
         acc = acc * fade[:, None] + tl.sum(value * weight[:, :, None], 0)
         top = peak
+    if DISCARD:
+        # all threads have read before one of them drops anything
+        tl.debug_barrier()
+        line = tl.arange(0, d.shape[0] // 32) * 32
+        for first in tl.range(0, parts, BLOCK_S, num_stages=1):
+            part = first + s
+            slot = 2 * (leading + part) + tl.where(part == 0, cut, 0)
+            at = slot.to(tl.int64)[:, None] * BLOCK_M + m[None, :]
+            there = (part < parts)[:, None] & live[None, :]
+            lines = partial_ptr + at[:, :, None] * d.shape[0] + line[None, None, :]
+            discard(lines, there[:, :, None])
     return finished(acc, total, top)
 
 
@@ -119,13 +181,16 @@ def merge_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WHICH: tl.constexpr,
+    FRONT: tl.constexpr,
     PADDED_R: tl.constexpr,
     PADDED_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MIN_TILES: tl.constexpr,
+    TAIL: tl.constexpr,
     MERGE_M: tl.constexpr,
     MERGE_S: tl.constexpr,
+    DISCARD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Put the parts of MERGE_M rows of a job together; nothing to do where there is but one."""
@@ -133,19 +198,32 @@ def merge_kernel(
     ROW_TILES: tl.constexpr = (QUERIES * GROUP + BLOCK_M - 1) // BLOCK_M
     JOBS: tl.constexpr = KV_HEADS * ROW_TILES
     tiles = tiles_of(kv_lens_ptr, q_lens_ptr, requests, PADDED_R, BLOCK_N)
-    share = share_of(tiles, programs, JOBS, MIN_TILES)
+    share, late_share, early = shares_of(tiles, programs, JOBS, MIN_TILES, TAIL)
     r = tl.program_id(1) // JOBS
     job = tl.program_id(1) % JOBS
     count, start = place_of(r, tiles, JOBS, PADDED_R)
     begin = start + job * count
-    parts = (begin + count - 1) // share - begin // share + 1
+    leading = program_at(begin, share, late_share, early)
+    parts = program_at(begin + count - 1, share, late_share, early) - leading + 1
     if parts > 1:
         m = tl.program_id(0) * MERGE_M + tl.arange(0, MERGE_M)
+        rows = tl.load(q_lens_ptr + r).to(tl.int32)
         packed = (job % ROW_TILES) * BLOCK_M + m
+        packed = collected_first(packed, rows, GROUP, WHICH, FRONT)
         live = (m < BLOCK_M) & (packed < QUERIES * GROUP)
         d = tl.arange(0, PADDED_D)
         value, lse2 = merge_partials(
-            partial_ptr, partial_lse_ptr, begin, share, parts, m, live, d, BLOCK_M, MERGE_S
+            partial_ptr,
+            partial_lse_ptr,
+            leading,
+            begin != start_of(leading, share, late_share, early),
+            parts,
+            m,
+            live,
+            d,
+            BLOCK_M,
+            MERGE_S,
+            DISCARD,
         )
         release_next(PDL)
         write_rows(
@@ -155,7 +233,7 @@ def merge_kernel(
             job // ROW_TILES,
             packed,
             live,
-            tl.load(q_lens_ptr + r).to(tl.int32),
+            rows,
             out_ptr,
             lse_ptr,
             norm_ptr,

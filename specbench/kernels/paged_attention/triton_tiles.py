@@ -64,11 +64,22 @@ def probed(k, probe, norm, scale2, COLLECT: tl.constexpr, TURNED: tl.constexpr):
 
 
 @triton.jit
+def first_rows(x, ROWS: tl.constexpr):
+    """The first `ROWS` rows of `x`, `[M, N]`, both powers of two: registers, if not of a warp."""
+    if x.shape[0] > ROWS:
+        halves = tl.reshape(x, [2, x.shape[0] // 2, x.shape[1]])
+        first, _ = tl.split(tl.permute(halves, (1, 2, 0)))
+        return first_rows(first, ROWS)
+    else:
+        return x
+
+
+@triton.jit
 def store_held(scores_ptr, held, tile, first, ranked, STORE: tl.constexpr):
     """Scores `[HOLD, N]` of tiles up to `tile`, of which those before `first` are another's."""
     HOLD: tl.constexpr = held.shape[0]
     BLOCK_N: tl.constexpr = held.shape[1]
-    begin = tile // HOLD * HOLD
+    begin = -HOLD & tile
     t = begin + tl.arange(0, HOLD)
     n = t[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     # without a mask a store takes 16 bytes
@@ -113,6 +124,7 @@ def attend_tiles(
     COLLECT: tl.constexpr,
     PROBED: tl.constexpr,
     TURNED: tl.constexpr,
+    FRONT: tl.constexpr,
     HOLD: tl.constexpr,
     STORE: tl.constexpr,
     VALUES: tl.constexpr,
@@ -180,14 +192,18 @@ def attend_tiles(
         # after the products, which need not wait for them
         if COLLECT == NORMED and not PROBED:
             factor = tl.exp2(tl.minimum(peak - norm, MOST))
-            vote = tl.sum(weights * factor[:, None], 0)
+            voters = weights
+            factor = factor[:, None]
+            if FRONT > 0:
+                voters = first_rows(weights, FRONT)
+                factor = first_rows(factor, FRONT)
+            vote = tl.sum(voters * factor, 0)
         if COLLECT >= LOGIT:
             if HOLD == 1:
                 tl.store(scores_ptr + n, vote, mask=n < ranked, cache_modifier=STORE)
             else:
-                held = tl.where(turn[:, None] == tile % HOLD, vote[None, :], held)
-                if tile % HOLD == HOLD - 1:
+                held = tl.where(turn[:, None] == ((HOLD - 1) & tile), vote[None, :], held)
+                # not behind the loop, for which each thread would hold them twice
+                if (((HOLD - 1) & tile) == HOLD - 1) | (tile == last - 1):
                     store_held(scores_ptr, held, tile, first, ranked, STORE)
-    if COLLECT >= LOGIT and HOLD > 1:
-        store_held(scores_ptr, held, last - 1, first, ranked, STORE)
     return acc, total, top

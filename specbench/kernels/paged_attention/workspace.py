@@ -15,6 +15,8 @@ from specbench.kernels.paged_attention.triton_attend import attend_kernel
 from specbench.kernels.paged_attention.triton_split import merge_kernel
 
 MAX_COLUMNS = 512
+# rows of a tensor core's result that each thread has one of: the least whose weights can be summed
+FRONT = 8
 
 
 class PagedAttention:
@@ -72,7 +74,8 @@ class PagedAttention:
         self.dtype, self.collect = dtype, collect
         packed = queries * self.group
         if launch is None:
-            launch = default_launch(head_dim, packed, dtype, collect is not None)
+            keys = rows * kv_heads * max_len // multiprocessors(device)
+            launch = default_launch(head_dim, packed, dtype, collect is not None, keys)
         self.launch = launch
         self.padded_d = max(16, power_of_2(head_dim))
         self.tile_rows = min(launch.block_m, packed)
@@ -80,6 +83,10 @@ class PagedAttention:
         shares = -(-max_len // (launch.block_n * launch.min_tiles))
         slots = multiprocessors(device) * launch.programs
         self.programs = min(rows * self.jobs * shares, slots)
+        # late programs are as many again, where there is work for all
+        self.tail = launch.tail if self.programs == slots else 0
+        if self.tail:
+            self.programs *= 2
         # a job's share of the programs, and one that it has in common with its neighbour
         parts = -(-self.programs // (rows * self.jobs)) + 1
         self.fused = 4 * parts * self.tile_rows * self.padded_d <= launch.merge_bytes
@@ -172,6 +179,10 @@ class PagedAttention:
         rows, queries, _, head_dim = q.shape
         launch = self.launch
         slots = kept.rows * self.group
+        weighed = kept.normed and launch.votes == "weights"
+        probed = kept.votes and not weighed
+        front = weighed and slots <= FRONT < launch.block_m
+        options = dependent(True, q.device)
         merge_m = power_of_2(self.tile_rows) if self.fused else self.merged_rows
         both = {
             "QUERIES": queries,
@@ -179,16 +190,20 @@ class PagedAttention:
             "GROUP": self.group,
             "HEAD_DIM": head_dim,
             "WHICH": kept.which,
+            "FRONT": FRONT if front else 0,
             "PADDED_R": power_of_2(rows),
             "PADDED_D": self.padded_d,
             "BLOCK_M": launch.block_m,
             "BLOCK_N": launch.block_n,
             "MIN_TILES": launch.min_tiles,
+            "TAIL": self.tail,
             "MERGE_M": merge_m,
             # a step of merging loads what an eighth of the registers holds
             "MERGE_S": min(32, max(1, 1024 * launch.warps // (merge_m * self.padded_d))),
+            # whole lines of L2, and not where the kernels are interpreted
+            "DISCARD": launch.partials == "discard" and self.padded_d >= 32 and options["PDL"],
             "num_warps": launch.warps,
-            **dependent(True, q.device),
+            **options,
         }
         following, parts = to_fetch(ahead, q.device)
         attend_kernel[(self.programs,)](
@@ -226,15 +241,18 @@ class PagedAttention:
             PAGE_SIZE=k_cache.shape[1],
             COLUMNS=0 if tree_mask is None else tree_mask.shape[2],
             COLLECT=kept.mode,
-            PROBED=kept.votes and not (kept.normed and launch.votes == "weights"),
-            TURNED=launch.votes == "turned",
-            HOLD=launch.hold,
-            STORE=launch.store,
+            PROBED=probed,
+            # the same kernel for all launches that differ in what it does not do
+            TURNED=probed and launch.votes == "turned",
+            HOLD=launch.hold if kept.votes else 1,
+            STORE=launch.store if kept.votes else "",
             VALUES=valued,
             SLOTS=slots,
             BLOCK_C=max(16, power_of_2(slots)) if kept.normed else 16,
             FUSED=self.fused,
+            EVICT="evict_last" if launch.partials == "keep" else "",
             PARTS=parts,
+            maxnreg=launch.registers,
             num_stages=launch.stages,
             **both,
         )
