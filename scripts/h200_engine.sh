@@ -23,7 +23,7 @@ vllm=(--vllm-arg max_model_len=24832)
 mkdir -p "$out"
 
 bench() { # folder, options
-    python3 -m specbench run --model "$model" --reuse-prompts --output "$out/$1" "${@:2}"
+    python3 -m specbench run --model "$model" --reuse-prompts --output "$out/${1//,/+}" "${@:2}"
 }
 
 real() { # folder, batch, options: real prompts, greedy unless told otherwise

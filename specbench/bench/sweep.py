@@ -27,9 +27,9 @@ def run_sweep(
 ) -> int:
     """Run each load into a subfolder of the output, and report them together.
 
-    A load has at least as many prompts as its batch. The weights are loaded once. An arm of vLLM is started once, with the length and the KV cache of
-    the largest load, unless its arguments depend on the batch. A load that is complete is kept by
-    ``--resume``.
+    A load has at least as many prompts as its batch. The weights are loaded once. An arm of vLLM is
+    started once, with the length and the KV cache of the largest load, unless its arguments depend
+    on the batch. A load that is complete is kept by ``--resume``.
 
     Parameters
     ----------

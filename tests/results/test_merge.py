@@ -45,7 +45,10 @@ def report(folders: list[Path], output: Path | None = None, force: bool = False)
         (changed(make_run(), "config", temperature=0.6), 'sampling: "greedy" in a, "T 0.6" in b'),
         (changed(make_run(), "config", ignore_eos=True), 'EOS: "ends" in a, "ignored" in b'),
         (prompts(make_run(), token_ids_sha256="11"), "govreport at context 100, batch 2.prompts"),
-        (prompts(make_run(), max_new_tokens=32), "govreport at context 100, batch 2.new tokens: 64 in a"),
+        (
+            prompts(make_run(), max_new_tokens=32),
+            "govreport at context 100, batch 2.new tokens: 64 in a",
+        ),
     ],
 )
 def test_what_differs_is_named_and_refused(tmp_path: Path, other: RunRecord, named: str) -> None:
