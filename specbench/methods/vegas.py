@@ -100,8 +100,9 @@ class Vegas(EngineMethod):
         """Scores and selected slots, and what ranking holds beside them for a moment."""
         p, sets = self.parameters, self._sets(model)
         width = int(self._keep(torch.tensor(max_len)))
-        # float32 scores and their masked copy; with forced entries, or drawn at random, more copies
-        entry = 4 * (2 + (p.sinks + p.window > 0) + 24 * (p.score == "random"))
+        # scores and their masked copy; with forced entries, or drawn at random, more copies
+        entry = _score_type(dtype, p.score).itemsize * (2 + (p.sinks + p.window > 0))
+        entry += 4 * 24 * (p.score == "random")
         # int64 slots, as torch makes them; then best values, indices, masked indices and the slots'
         # parts
         chosen = 8 + 4 + 7 * 8
@@ -115,17 +116,22 @@ class Vegas(EngineMethod):
         self.collect = None if p.score == "random" else Collect(p.score, p.queries, p.share)
         self.width = int(self._keep(torch.tensor(engine.max_len)))
         shape = config.num_layers, engine.batch.rows, self._sets(config)
-        self.scores = torch.full((*shape, engine.max_len), -torch.inf, device=engine.device)
+        self.scores = torch.full(
+            (*shape, engine.max_len),
+            -torch.inf,
+            dtype=_score_type(engine.model.dtype, p.score),
+            device=engine.device,
+        )
         self.selected = torch.full(
             (*shape, self.width), -1, dtype=torch.int32, device=engine.device
         )
         self.norm = self.lse = None
         if p.normaliser != "exact":
             norms = config.num_layers, engine.batch.rows, self._voters(), config.num_heads
-            self.norm = torch.zeros(norms, dtype=self.scores.dtype, device=engine.device)
+            self.norm = torch.zeros(norms, device=engine.device)
         if p.normaliser == "draft":
             steps = config.num_layers, engine.batch.rows, self.gamma, config.num_heads
-            self.lse = torch.zeros(steps, dtype=self.scores.dtype, device=engine.device)
+            self.lse = torch.zeros(steps, device=engine.device)
         self.ranked = torch.zeros(engine.batch.rows, dtype=torch.int64, device=engine.device)
 
     def draft(self, batch: Batch) -> Draft | None:
@@ -230,3 +236,13 @@ class Vegas(EngineMethod):
         """Entries kept of `ranked` ones, int64 of the same shape."""
         p = self.parameters
         return share_of(ranked, p.kept_ratio, p.min_tokens)
+
+
+def _score_type(dtype: torch.dtype, score: Score) -> torch.dtype:
+    """What scores of a model of this type are kept in.
+
+    Storing them costs by their bytes, and of a weight bfloat16 keeps the third digit whatever its
+    size. Logits would tie.
+    """
+    narrow = dtype.itemsize == 2 and score == "weight"
+    return torch.bfloat16 if narrow else torch.float32

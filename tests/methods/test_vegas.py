@@ -227,3 +227,18 @@ def test_only_weights_have_a_normaliser() -> None:
     assert VegasParameters(score="logit").normaliser == "exact"
     with pytest.raises(ValidationError, match="normaliser draft is of the score weight; logit has"):
         VegasParameters(score="logit", normaliser="draft")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_of_16_bit_models_are_kept_in_two_bytes(dtype: torch.dtype) -> None:
+    for score, narrow in (("weight", dtype != torch.float32), ("logit", False)):
+        engine = Engine(tiny_model(2, dtype), rows=1, max_len=120)
+        method = vegas(score=score, kept_ratio=0.1, min_tokens=2, gamma=3)
+        engine.use(method, GREEDY)
+        assert method.scores.dtype == (torch.bfloat16 if narrow else torch.float32)
+        if method.norm is not None:
+            assert method.norm.dtype == torch.float32
+        engine.admit(0, 0, prompts(2, [60])[0], 30)
+        engine.step()
+        assert len(chosen(method, engine, 0)[0][0]) == 7
+        engine.release_all()
