@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from specbench.registry import unknown
 
@@ -29,6 +29,8 @@ class Case:
         Selected entries of a request and KV head (sparse, select).
     layers : int
         Ranked in one go (select).
+    scores : str
+        Type of the scores that are stored or ranked; Vegas has bfloat16 with such a model.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Case:
     rows: int = 1
     entries: int = 0
     layers: int = 1
+    scores: Literal["bfloat16", "float32"] = "bfloat16"
 
     @property
     def kv_bytes(self) -> int:
@@ -50,12 +53,15 @@ class Case:
 
     @property
     def score_bytes(self) -> int:
-        """fp32 scores that one selection reads once."""
-        return self.layers * self.batch * self.kv_heads * self.context * 4
+        """Scores that one selection reads once."""
+        each = 2 if self.scores == "bfloat16" else 4
+        return self.layers * self.batch * self.kv_heads * self.context * each
 
 
-_8B = {"heads": 32, "kv_heads": 8, "dim": 128}
-_HALF_B = {"heads": 14, "kv_heads": 2, "dim": 64}
+_8B: dict[str, Any] = {"heads": 32, "kv_heads": 8, "dim": 128}
+_HALF_B: dict[str, Any] = {"heads": 14, "kv_heads": 2, "dim": 64}
+_RANKED_8B = _8B | {"batch": 4, "context": 100_000, "entries": 7_000, "layers": 36}
+_RANKED_HALF_B = _HALF_B | {"batch": 64, "context": 20_000, "entries": 1_400, "layers": 24}
 
 CASES = (
     Case("verify.8x131072", "verify", **_8B, batch=8, context=131_072, rows=7),
@@ -74,24 +80,10 @@ CASES = (
     Case("sparse.1x1200.d64", "sparse", **_HALF_B, batch=1, context=24_000, entries=1200),
     Case("sparse.16x1200.d64", "sparse", **_HALF_B, batch=16, context=24_000, entries=1200),
     Case("sparse.64x1400.d64", "sparse", **_HALF_B, batch=64, context=20_000, entries=1400),
-    Case(
-        "select.36x4x100000",
-        "select",
-        **_8B,
-        batch=4,
-        context=100_000,
-        entries=7_000,
-        layers=36,
-    ),
-    Case(
-        "select.24x64x20000",
-        "select",
-        **_HALF_B,
-        batch=64,
-        context=20_000,
-        entries=1_400,
-        layers=24,
-    ),
+    Case("select.36x4x100000", "select", **_RANKED_8B, scores="float32"),
+    Case("select.36x4x100000.bf16", "select", **_RANKED_8B),
+    Case("select.24x64x20000", "select", **_RANKED_HALF_B, scores="float32"),
+    Case("select.24x64x20000.bf16", "select", **_RANKED_HALF_B),
 )
 
 

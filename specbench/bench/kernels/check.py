@@ -61,14 +61,15 @@ def _verify(case: Case, device: str, seed: int) -> float:
     kv_lens = _lengths(short, case.rows, device)
     q_lens = torch.full_like(kv_lens, case.rows)
     ranked = kv_lens - case.rows + 1
+    kind = getattr(torch, case.scores)
     whole = torch.full((case.batch, case.kv_heads, case.context), torch.nan, device=device)
-    scores = whole[..., : short.context]
+    scores = whole.to(kind)[..., : short.context]
     collect = Collect()
     scale = case.dim**-0.5
     q32, k32, long = q.float(), keys.float(), pages.long()
     lengths = kv_lens, q_lens
     expected = reference.paged_attention(q32, k32, values.float(), long, *lengths, scale)
-    expected_scores = torch.empty_like(scores)
+    expected_scores = torch.empty_like(scores, dtype=torch.float32)
     reference.collect_scores(q32, k32, long, *lengths, ranked, scale, collect, expected_scores)
     known = expected_scores.isfinite()
     lse = reference.log_sum_exp(q32, k32, long, *lengths, scale)
@@ -121,6 +122,7 @@ def _select(case: Case, device: str, seed: int) -> float:
     generator = torch.Generator(device).manual_seed(seed)
     shape = min(case.layers, _LAYERS), case.batch, case.kv_heads, case.context
     scores = torch.rand(shape, generator=generator, device=device).pow_(8)
+    scores = scores.to(getattr(torch, case.scores))
     ranked = _lengths(case, case.entries, device)
     keep = torch.full_like(ranked, case.entries)
     out = torch.empty(*shape[:3], case.entries, dtype=torch.int32, device=device)

@@ -52,7 +52,8 @@ def _verify(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
     kv_lens = torch.full((case.batch,), case.context, dtype=torch.int32, device=device)
     q_lens = torch.full_like(kv_lens, case.rows)
     ranked = kv_lens - case.rows + 1
-    scores = torch.empty(case.batch, case.kv_heads, case.context, device=device)
+    kind = getattr(torch, case.scores)
+    scores = torch.empty(case.batch, case.kv_heads, case.context, dtype=kind, device=device)
     out = torch.empty_like(q)
     scale = case.dim**-0.5
 
@@ -122,6 +123,7 @@ def _select(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
     shape = case.layers, case.batch, case.kv_heads, case.context
     # weights of attention are skewed: most are next to nothing
     scores = torch.empty(shape, device=device).exponential_(generator=generator).pow_(4)
+    scores = scores.to(getattr(torch, case.scores))
     ranked = torch.full((case.batch,), case.context, dtype=torch.int32, device=device)
     keep = torch.full_like(ranked, case.entries)
     out = torch.empty(*shape[:3], case.entries, dtype=torch.int32, device=device)
