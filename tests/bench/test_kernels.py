@@ -114,9 +114,7 @@ def test_measured_and_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_what_is_timed_can_be_called(case: Case) -> None:
     work = build(case, None, DEVICE)
-    assert set(work.calls) == (
-        {"ours", "collecting", "one_pass"} if case.op == "verify" else {"ours"}
-    )
+    assert set(work.calls) == ({"ours", "collecting", "exact"} if case.op == "verify" else {"ours"})
     for calls in work.calls.values():
         for call in calls:
             call()

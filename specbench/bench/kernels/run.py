@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.bench.kernels.cases import Case, find_cases
 from specbench.bench.kernels.check import check
 from specbench.bench.kernels.timing import copy_bandwidth, side_by_side
-from specbench.bench.kernels.workloads import COLLECTING, ONE_PASS, OURS, PEER, build
+from specbench.bench.kernels.workloads import COLLECTING, EXACT, OURS, PEER, build
 from specbench.errors import DataError, UsageError
 from specbench.kernels.flash_attention import Peer, find_peer
 
@@ -25,13 +25,13 @@ COLUMNS = (
     "repeat",
     "ours_us",
     "collecting_us",
-    "one_pass_us",
+    "exact_us",
     "peer_us",
     "peer",
     "speed_over_peer",
-    "one_pass_speed_over_peer",
+    "exact_speed_over_peer",
     "collect_share",
-    "one_pass_share",
+    "exact_share",
     "nbytes",
     "bytes_per_s",
     "copy_bytes_per_s",
@@ -116,9 +116,9 @@ def _measure(
     times = side_by_side(work.calls, repeats)
     rows = []
     for repeat in range(repeats):
-        ours, collecting, one_pass, other = (
+        ours, collecting, exact, other = (
             times[name][repeat] if name in times else None
-            for name in (OURS, COLLECTING, ONE_PASS, PEER)
+            for name in (OURS, COLLECTING, EXACT, PEER)
         )
         assert ours is not None
         shown = ours if collecting is None else collecting
@@ -128,13 +128,13 @@ def _measure(
                 "repeat": repeat,
                 "ours_us": 1e6 * ours,
                 "collecting_us": _micro(collecting),
-                "one_pass_us": _micro(one_pass),
+                "exact_us": _micro(exact),
                 "peer_us": _micro(other),
                 "peer": peer.name if peer and other is not None else None,
                 "speed_over_peer": _ratio(other, shown),
-                "one_pass_speed_over_peer": _ratio(other, one_pass),
+                "exact_speed_over_peer": _ratio(other, exact),
                 "collect_share": None if collecting is None else 1 - ours / collecting,
-                "one_pass_share": None if one_pass is None else 1 - ours / one_pass,
+                "exact_share": None if exact is None else 1 - ours / exact,
                 "nbytes": work.nbytes,
                 "bytes_per_s": work.nbytes / shown,
                 "copy_bytes_per_s": copies[repeat],
@@ -163,10 +163,9 @@ def _line(case: Case, rows: list[dict[str, Any]]) -> str:
     parts = [f"{case.name:<20} {middle('ours_us'):9.1f} us"]
     for name, form, label in (
         ("collecting_us", "9.1f", "collecting, us"),
-        ("one_pass_us", "9.1f", "in one pass, us"),
+        ("exact_us", "9.1f", "with exact weights, us"),
         ("peer_us", "9.1f", "peer, us"),
         ("speed_over_peer", "5.2f", "times the peer's speed"),
-        ("one_pass_speed_over_peer", "5.2f", "in one pass"),
         ("collect_share", "6.1%", "for collecting"),
     ):
         value = middle(name)

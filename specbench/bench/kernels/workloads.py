@@ -8,7 +8,8 @@ from specbench.bench.kernels.inputs import pool, randn, selected
 from specbench.bench.kernels.timing import Call
 from specbench.kernels.flash_attention import Peer
 
-OURS, COLLECTING, ONE_PASS, PEER = "ours", "collecting", "one_pass", "peer"
+# with weights as Vegas collects them by default, and with those divided by their own sum
+OURS, COLLECTING, EXACT, PEER = "ours", "collecting", "exact", "peer"
 _CACHES = 4  # pools together are this many times the L2 cache, so that none is found in it
 
 
@@ -68,14 +69,14 @@ def _verify(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
         )
 
     collect = Collect()
-    plain, collecting, normed = attention(None), attention(collect), attention(collect, True)
-    # of the first and the last row, as the verification before left them
-    norm = torch.zeros(case.batch, normed.collecting.rows, case.heads, device=device)
+    plain, collecting, exact = attention(None), attention(collect, True), attention(collect)
+    # of the first and the last row, as their draft steps left them
+    norm = torch.zeros(case.batch, collecting.collecting.rows, case.heads, device=device)
     common = q, keys, values, table, kv_lens, q_lens, scale
     calls: dict[str, Call] = {
         OURS: lambda: plain(*common, out=out),
-        COLLECTING: lambda: collecting(*common, out=out, ranked=ranked, scores=scores),
-        ONE_PASS: lambda: normed(*common, out=out, ranked=ranked, scores=scores, norm=norm),
+        COLLECTING: lambda: collecting(*common, out=out, ranked=ranked, scores=scores, norm=norm),
+        EXACT: lambda: exact(*common, out=out, ranked=ranked, scores=scores),
     }
     if peer is not None:
         # laid out as its callers have them
