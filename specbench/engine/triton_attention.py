@@ -15,7 +15,6 @@ from specbench.engine.forward import (
 )
 from specbench.engine.kv_cache import KVCache, pages_for
 from specbench.engine.model import Transformer
-from specbench.errors import UsageError
 from specbench.kernels.flash_attention import Peer
 from specbench.kernels.paged_attention.reference import Collect, collect_scores
 from specbench.kernels.paged_attention.triton import PagedAttention
@@ -176,28 +175,14 @@ class TritonAttention:
         one_pass: bool = False,
         length: int | None = None,
     ) -> PagedAttention:
-        """Memory for calls of up to `rows` requests, `queries` rows over `length` entries each.
-
-        Raises
-        ------
-        UsageError
-            More rows than one pass can weigh under a normaliser that is known before it.
-        """
+        """Memory for calls of up to `rows` requests, `queries` rows over `length` entries each."""
         config, dtype = self.model.config, self.model.dtype
         heads, length = heads or config.num_heads, length or self.model.max_len
         key = rows, queries, heads, collect, one_pass, length
         if key not in self._paged:
             shape = rows, queries, heads, config.num_kv_heads, config.head_dim, length
             where = dtype, self.cache.keys.device
-            try:
-                self._paged[key] = PagedAttention(*shape, *where, collect, one_pass)
-            except ValueError as error:
-                if not one_pass:
-                    raise
-                raise UsageError(
-                    f"{queries} verify rows of {heads // config.num_kv_heads} heads in {dtype} are "
-                    "more than one pass can weigh: use a smaller gamma, or the normaliser exact"
-                ) from error
+            self._paged[key] = PagedAttention(*shape, *where, collect, one_pass)
         return self._paged[key]
 
     def _sparse_workspace(self, q: Tensor) -> SparseAttentionWorkspace:

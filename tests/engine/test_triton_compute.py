@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from specbench.config import AttentionBackend
+from specbench.config import AttentionBackend, Queries
 from specbench.engine.compute import make_compute
 from specbench.engine.engine import Engine
 from specbench.engine.forward import FullAttention
@@ -44,6 +44,7 @@ METHODS = {
     "vegas, one set a layer": vegas(share="layer", score="logit"),
     "vegas, divided by the sum before": vegas(normaliser="previous"),
     "vegas, divided by its drafts' sums": vegas(normaliser="draft"),
+    "vegas, by all rows": vegas(normaliser="draft", queries="all", gamma=4),
     "stream": magicdec("stream"),
     "snapkv": magicdec("snapkv"),
     "quest": magicdec("quest"),
@@ -91,13 +92,15 @@ def test_every_method(method: EngineMethod) -> None:
     assert tokens("triton", method, Sampling()) == expected
 
 
-def test_more_rows_than_one_pass_can_weigh() -> None:
+@pytest.mark.parametrize("queries", ["first+last", "all"])
+def test_more_rows_than_a_tile_holds_vote_in_one_pass(queries: Queries) -> None:
     model = tiny_model(3, torch.float32, 64, num_heads=6, num_kv_heads=2).to(DEVICE)
     cache = Engine(model, rows=1, max_len=64).cache
     attention = TritonAttention(model, cache, None, False)
-    attention.workspace(1, 10, Collect(), one_pass=True)
-    with pytest.raises(UsageError, match=r"17 verify rows of 3 heads .* use a smaller gamma"):
-        attention.workspace(1, 17, Collect(), one_pass=True)
+    for rows in (10, 17):
+        paged = attention.workspace(1, rows, Collect(queries=queries), one_pass=True)
+        assert paged.collecting.normed
+        assert paged.collecting.weights is None
 
 
 def test_one_iteration_of_trees() -> None:

@@ -357,11 +357,87 @@ def test_weights_in_one_pass(queries: Queries, share: Share, votes: str, hold: i
         assert torch.equal(norm[row, : len(replaced)], lse[row, replaced])
 
 
+@pytest.mark.parametrize(
+    ("rows", "group", "dtype", "kind", "queries", "share", "how"),
+    [
+        # the rule: a tile of 32 rows, of 64, and of 128
+        (5, 4, torch.bfloat16, torch.bfloat16, "all", "head", None),
+        (9, 4, torch.bfloat16, torch.float32, "all", "layer", None),
+        (5, 7, torch.float16, torch.float32, "all", "head", None),
+        (9, 7, torch.bfloat16, torch.bfloat16, "all", "head", None),
+        (17, 7, torch.bfloat16, torch.bfloat16, "all", "head", None),
+        # two, three and four tiles, of which a short request fills few
+        (9, 7, torch.float32, torch.float32, "all", "head", None),
+        (9, 4, torch.float32, torch.bfloat16, "all", "layer", small(7, 0, 16, hold=2)),
+        (17, 7, torch.bfloat16, torch.float32, "all", "head", small(7, block_m=64, hold=4)),
+        (17, 7, torch.bfloat16, torch.float32, "all", "head", small(4, block_m=32)),
+        (9, 4, torch.float32, torch.float32, "first+last", "head", small(5, block_m=16)),
+        (9, 4, torch.float32, torch.float32, "last", "layer", small(5, 0, block_m=16)),
+    ],
+)
+def test_rows_of_any_number_vote_in_one_pass(
+    rows: int,
+    group: int,
+    dtype: torch.dtype,
+    kind: torch.dtype,
+    queries: Queries,
+    share: Share,
+    how: Any,
+) -> None:
+    """Each row under its own normaliser, in tiles of any size, for scores of either type."""
+    q_lens = rows, 1, 0, rows - 3
+    lengths = lens(100, 17, 33, 70), lens(*q_lens), lens(101 - rows, 17, 9, 60)
+    kv = on_device(paged((100, 17, 33, 70), dim=64, dtype=dtype))
+    q, collect = chunk(q_lens, 2 * group, 64, dtype), Collect("weight", queries, share)
+    made = attention(q, kv, launch=how, collect=collect, one_pass=True)
+    place = q.double(), kv.k_cache.double(), kv.block_table
+    sums = reference.log_sum_exp(*place, *lengths[:2], SCALE)
+    norm = randn(4, 4, made.collecting.rows, 2 * group, dtype=torch.float32).to(DEVICE)
+    for row, count in enumerate(q_lens):
+        chosen = collect.rows(count)
+        norm[row, : len(chosen)] += sums[row, chosen]
+    scores = torch.full((4, 2 if share == "head" else 1, 112), 5.0, device=DEVICE, dtype=kind)
+    expected, replaced = scores.double(), norm.double()
+    more = {"ranked": lengths[2], "scores": scores, "norm": norm}
+    attend(made, q, kv, *lengths[:2], **more)
+    reference.collect_scores(*place, *lengths, SCALE, collect, expected, replaced)
+    past = expected == -torch.inf
+    assert (scores[past] == 5).all()
+    near = 2**-7 if torch.bfloat16 in (dtype, kind) or dtype == torch.float16 else 2e-5
+    found = scores.double().masked_fill(past, -torch.inf)
+    torch.testing.assert_close(found, expected, rtol=near, atol=1e-5)
+    assert_near(norm, replaced, torch.float32)
+
+
+def test_a_call_of_fewer_rows_fills_fewer_tiles() -> None:
+    kv = on_device(paged((100, 37), dtype=torch.float32))
+    q = chunk((9, 5), 14, 8, torch.float32)
+    how, collect = small(7, block_m=16), Collect(queries="all")
+    made = attention(q, kv, launch=how, collect=collect, one_pass=True)
+    for rows in (2, 4):
+        few, lengths = q[:, :rows].contiguous(), (lens(98, 30), lens(rows, 1), lens(90, 30))
+        scores = torch.zeros(2, 2, 112, device=DEVICE)
+        norm = torch.zeros(2, 9, 14, device=DEVICE)
+        expected, place = scores.double(), (few.double(), kv.k_cache.double(), kv.block_table)
+        more = {"ranked": lengths[2], "scores": scores, "norm": norm.clone()}
+        attend(made, few, kv, *lengths[:2], **more)
+        reference.collect_scores(*place, *lengths, SCALE, collect, expected, norm.double())
+        assert_near(scores[0, :, :90], expected[0, :, :90], torch.float32)
+        assert_near(scores[1, :, :30], expected[1, :, :30], torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "queries"), [(torch.float32, "first+last"), (torch.bfloat16, "all")]
+)
 @pytest.mark.parametrize("far", [-1e4, 1e4])
-def test_scores_under_a_normaliser_that_is_far_off_are_finite(far: float) -> None:
-    kv = on_device(paged((70,), dtype=torch.float32))
-    q = chunk((2,), 6, 8, torch.float32)
-    made = attention(q, kv, launch=small(), collect=Collect(), one_pass=True)
+def test_scores_under_a_normaliser_that_is_far_off_are_finite(
+    far: float, dtype: torch.dtype, queries: Queries
+) -> None:
+    """Also where rows of different warps vote, in 16 bits."""
+    kv = on_device(paged((70,), dtype=dtype))
+    q = chunk((2,), 6, 8, dtype)
+    how, collect = small(block_m=32 if dtype == torch.float32 else 64), Collect(queries=queries)
+    made = attention(q, kv, launch=how, collect=collect, one_pass=True)
     scores = torch.full((1, 2, 112), torch.nan, device=DEVICE)
     norm = torch.full((1, 2, 6), far, device=DEVICE)
     attend(made, q, kv, lens(70), lens(2), ranked=lens(69), scores=scores, norm=norm)
@@ -438,10 +514,6 @@ def test_what_does_not_fit_is_refused() -> None:
         made(q, kv.k_cache, kv.v_cache, *lengths, ranked=lens(9), scores=q.new_zeros(1, 2, 33))
     with pytest.raises(ValueError, match="no kernel for"):
         attention(q.double(), kv)
-    with pytest.raises(ValueError, match="one_pass=False"):
-        attention(
-            chunk((40,), 4, 8, torch.float32), kv, collect=Collect(queries="all"), one_pass=True
-        )
 
 
 def test_the_table_goes_before_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,6 +523,14 @@ def test_the_table_goes_before_the_rule(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(launching.TUNED, (128, 32, True), tuned)
     assert launching.default_launch(128, 28, torch.bfloat16, True) is tuned
     assert launching.default_launch(128, 28, torch.bfloat16, False) == rule
+
+
+def test_all_rows_vote_by_their_weights() -> None:
+    for rows in (28, 63, 119):
+        rule = launching.default_launch(64, rows, torch.bfloat16, True, all_rows=True)
+        assert rule.votes == "weights"
+        first_last = launching.default_launch(64, rows, torch.bfloat16, True)
+        assert (rule.votes == first_last.votes) == (rows < 32)
 
 
 @pytest.mark.parametrize(("batch", "keys", "hold"), [(64, 128, 2), (16, 64, 8), (1, 64, 8)])

@@ -20,7 +20,7 @@ from specbench.kernels.paged_attention.triton_rows import (
 from specbench.kernels.paged_attention.triton_scores import sum_heads_kernel, weigh_kernel
 
 WHICH = {"first+last": FIRST_LAST.value, "last": LAST.value, "all": ALL.value}
-# packed rows that can vote within a pass
+# packed rows that a product of their own can have
 MAX_VOTERS = 64
 
 
@@ -35,7 +35,8 @@ class Collecting:
     rows : int
         Collected rows of a chunk, c.
     head_scores : Tensor or None
-        `[R, Hkv, L]`, to be summed over heads.
+        `[R, Hkv T, L]`, to be summed over the T tiles of a KV head's rows, and over heads where
+        they share a set.
     weights : Tensor or None
         `[R, Hkv, c G, L]` (L in whole key tiles), of each collected row relative to its largest
         so far.
@@ -75,25 +76,32 @@ class Collecting:
         ranked: Tensor,
         scores: Tensor,
         lse: Tensor | None,
+        kv_heads: int,
         group: int,
-        block_n: int,
+        tiles: int,
+        launch: Launch,
     ) -> None:
         """Launch what follows the pass; nothing where that wrote `scores` itself."""
         requests, sets, length = scores.shape
+        block_n = launch.block_n
         if self.head_scores is not None:
             block = 1024
-            sum_heads_kernel[(triton.cdiv(length, block), requests)](
+            sum_heads_kernel[(triton.cdiv(length, block), requests, sets)](
                 self.head_scores,
                 q_lens,
                 ranked,
                 scores,
                 self.head_scores.stride(),
                 scores.stride(),
-                KV_HEADS=self.head_scores.shape[1],
+                HEADS=kv_heads // sets,
+                TILES=tiles,
+                GROUP=group,
+                BLOCK_M=launch.block_m,
+                SHARED=sets == 1,
                 BLOCK=block,
             )
         elif self.weights is not None and self.peaks is not None and lse is not None:
-            _, kv_heads, slots, _ = self.weights.shape
+            slots = self.weights.shape[2]
             block_c = min(16, power_of_2(slots))
             block_t = max(1, 4096 // (block_c * block_n))
             weigh_kernel[(triton.cdiv(length, block_t * block_n), sets, requests)](
@@ -128,13 +136,7 @@ def prepare(
     device: torch.device | str,
     launch: Launch,
 ) -> Collecting:
-    """Buffers for calls with queries of `shape`, `[R, Q, H, D]`.
-
-    Raises
-    ------
-    ValueError
-        More collected rows than can vote within a pass.
-    """
+    """Buffers for calls with queries of `shape`, `[R, Q, H, D]`."""
     requests, queries, heads, _ = shape
     group = heads // kv_heads
     rows = {"first+last": 2, "last": 1, "all": queries}[collect.queries]
@@ -154,12 +156,9 @@ def prepare(
             lse=torch.empty(requests, queries, heads, device=device),
         )
     mode = LOGIT.value if collect.score == "logit" else NORMED.value
-    if mode == NORMED.value and (slots > MAX_VOTERS or queries * group > launch.block_m):
-        raise ValueError(
-            f"{slots} collected of {queries * group} packed rows: up to {MAX_VOTERS} can vote in "
-            f"one pass, where all fit a tile of {launch.block_m}; use one_pass=False"
-        )
+    # under normalisers each tile of rows votes for itself
+    tiles = triton.cdiv(queries * group, launch.block_m) if mode == NORMED.value else 1
     head_scores = None
-    if collect.share == "layer":
-        head_scores = torch.empty(requests, kv_heads, max_len, device=device)
+    if collect.share == "layer" or tiles > 1:
+        head_scores = torch.empty(requests, kv_heads * tiles, max_len, device=device)
     return Collecting(mode, which, rows, head_scores=head_scores)

@@ -1,6 +1,6 @@
 """How the attention pass is launched: one table of tunable numbers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -36,8 +36,9 @@ class Launch:
     votes : {"weights", "probe", "turned"}
         What the scores of one pass are made of: the weights that the softmax has, rescaled and
         summed over rows; a product of the collected rows with the keys; or that product with keys
-        as rows. Logits always have a product of their own. "weights" is for tiles of up to 32
-        rows, whose columns are one warp's each.
+        as rows. Logits always have a product of their own, and several tiles of rows, or more
+        voters than a product takes, are always summed. For the first and the last row "weights"
+        is for tiles of up to 32 rows, whose columns are one warp's each.
     hold : int
         Key tiles whose scores are stored together, a power of two.
     store : str
@@ -74,7 +75,12 @@ SHORT = 8192
 
 
 def default_launch(
-    head_dim: int, packed_rows: int, dtype: torch.dtype, collecting: bool, keys: int = SHORT
+    head_dim: int,
+    packed_rows: int,
+    dtype: torch.dtype,
+    collecting: bool,
+    keys: int = SHORT,
+    all_rows: bool = False,
 ) -> Launch:
     """The entry of `TUNED`, or a rule that fits an H200's 227 KB and 65,536 registers.
 
@@ -91,7 +97,12 @@ def default_launch(
         Whether scores are collected.
     keys : int
         Of a multiprocessor, of all requests and KV heads together.
+    all_rows : bool
+        Whether every row is collected: then weights are summed, whatever the tile of rows.
     """
+    if all_rows:
+        launch = default_launch(head_dim, packed_rows, dtype, collecting, keys)
+        return replace(launch, votes="weights")
     width = max(16, power_of_2(head_dim))
     rows = next((m for m in ROW_TILES if m >= packed_rows), ROW_TILES[-1])
     if dtype == torch.float32:

@@ -35,6 +35,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 def attend_job(
     r,
     h,
+    plane,
     packed,
     first,
     last,
@@ -77,8 +78,12 @@ def attend_job(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    SPREAD: tl.constexpr,
 ):
-    """Attention `[M, D]` of packed rows over key tiles `first` to `last`; log2-sum-exp `[M]`."""
+    """Attention `[M, D]` of packed rows over key tiles `first` to `last`; log2-sum-exp `[M]`.
+
+    SPREAD: of several tiles of rows each has scores of its own, in their `plane`.
+    """
     r = r.to(tl.int64)
     h = h.to(tl.int64)
     d = tl.arange(0, PADDED_D)
@@ -95,9 +100,10 @@ def attend_job(
     if COLLECT != NOTHING:
         ranked = tl.load(ranked_ptr + r).to(tl.int32)
     if COLLECT >= LOGIT:
-        scores_ptr += r * scores_stride[0] + h * scores_stride[1]
-        # of several tiles of rows the first collects, for all
-        ranked = tl.where(tl.min(packed, 0) == 0, ranked, 0)
+        scores_ptr += r * scores_stride[0] + plane.to(tl.int64) * scores_stride[1]
+        if not SPREAD:
+            # of several tiles of rows the first collects, for all
+            ranked = tl.where(tl.min(packed, 0) == 0, ranked, 0)
     if COLLECT == LOGIT:
         probe = summed_query(q_ptr, rows, h, q_stride, d, HEAD_DIM, GROUP, WHICH, SLOTS, BLOCK_C)
     if COLLECT == NORMED and PROBED:
@@ -254,6 +260,7 @@ def attend_kernel(
     wait_for_previous(PDL)
     ROW_TILES: tl.constexpr = (QUERIES * GROUP + BLOCK_M - 1) // BLOCK_M
     JOBS: tl.constexpr = KV_HEADS * ROW_TILES
+    SPREAD: tl.constexpr = COLLECT == NORMED and ROW_TILES > 1
     tiles = tiles_of(kv_lens_ptr, q_lens_ptr, requests, PADDED_R, BLOCK_N)
     share, late_share, early = shares_of(tiles, tl.num_programs(0), JOBS, MIN_TILES, TAIL)
     program = tl.program_id(0)
@@ -276,6 +283,7 @@ def attend_kernel(
         value, lse2 = attend_job(
             r,
             h,
+            job if SPREAD else h,
             packed,
             first,
             # nothing to read for a tile of padding
@@ -319,6 +327,7 @@ def attend_kernel(
             BLOCK_M,
             BLOCK_N,
             BLOCK_C,
+            SPREAD,
         )
         if unit + last - first == stop:
             fetch_share(following, PARTS)

@@ -75,17 +75,28 @@ def sum_heads_kernel(
     scores_ptr,
     head_stride,
     scores_stride,
-    KV_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
+    TILES: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One score an entry from one a KV head."""
+    """One score an entry from one a KV head, of all (SHARED) or one, and a tile of its rows."""
     r = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     candidate = (tl.load(q_lens_ptr + r) > 0) & (n < tl.load(ranked_ptr + r))
     total = tl.zeros([BLOCK], tl.float32)
-    for h in tl.static_range(KV_HEADS):
-        at = head_scores_ptr + r * head_stride[0] + h * head_stride[1] + n
-        total += tl.load(at, mask=candidate, other=0.0)
+    if not SHARED:
+        head_scores_ptr += tl.program_id(2).to(tl.int64) * TILES * head_stride[1]
+        scores_ptr += tl.program_id(2).to(tl.int64) * scores_stride[1]
+    for plane in tl.static_range(HEADS * TILES):
+        there = candidate
+        if plane % TILES > 0:
+            # a tile without rows has no scores
+            there = there & (plane % TILES * BLOCK_M < tl.load(q_lens_ptr + r) * GROUP)
+        at = head_scores_ptr + r * head_stride[0] + plane * head_stride[1] + n
+        total += tl.load(at, mask=there, other=0.0)
     tl.store(scores_ptr + r * scores_stride[0] + n, total, mask=candidate)
 
 

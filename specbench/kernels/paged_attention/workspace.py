@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from specbench.kernels.launch import dependent, multiprocessors, to_fetch
-from specbench.kernels.paged_attention.collecting import Collecting, prepare
+from specbench.kernels.paged_attention.collecting import MAX_VOTERS, Collecting, prepare
 from specbench.kernels.paged_attention.launch import (
     Launch,
     default_launch,
@@ -75,7 +75,8 @@ class PagedAttention:
         packed = queries * self.group
         if launch is None:
             keys = rows * kv_heads * max_len // multiprocessors(device)
-            launch = default_launch(head_dim, packed, dtype, collect is not None, keys)
+            every = collect is not None and collect.queries == "all"
+            launch = default_launch(head_dim, packed, dtype, collect is not None, keys, every)
         self.launch = launch
         self.padded_d = max(16, power_of_2(head_dim))
         self.tile_rows = min(launch.block_m, packed)
@@ -179,9 +180,11 @@ class PagedAttention:
         rows, queries, _, head_dim = q.shape
         launch = self.launch
         slots = kept.rows * self.group
-        weighed = kept.normed and launch.votes == "weights"
+        tiles = -(-queries * self.group // launch.block_m)
+        summed = launch.votes == "weights" or tiles > 1 or slots > MAX_VOTERS
+        weighed = kept.normed and summed
         probed = kept.votes and not weighed
-        front = weighed and slots <= FRONT < launch.block_m
+        front = weighed and slots <= FRONT < launch.block_m and tiles == 1
         options = dependent(True, q.device)
         merge_m = power_of_2(self.tile_rows) if self.fused else self.merged_rows
         both = {
@@ -273,7 +276,8 @@ class PagedAttention:
                 **both,
             )
         if scores is not None and ranked is not None:
-            kept.finish(q_lens, ranked, scores, lse, self.group, launch.block_n)
+            sizes = self.kv_heads, self.group, tiles if kept.normed else 1
+            kept.finish(q_lens, ranked, scores, lse, *sizes, launch)
         return out
 
 
