@@ -60,7 +60,7 @@ class Batch:
     request : Tensor
         int64 `[R]`, what keys the request's random numbers.
     block_table : Tensor
-        int64 `[R, P]`, pages in order; 0 past the request's reservation.
+        int32 `[R, P]`, pages in order; 0 past the request's reservation.
     history : Tensor
         int64 `[R, max_len + 1]`, the request's tokens by position, up to `tokens` at `lengths`;
         what stands behind is old, and the last column takes the masked writes.
@@ -88,7 +88,8 @@ class Batch:
         self.remaining = integers(rows)
         self.active = torch.zeros(rows, dtype=torch.bool, device=device)
         self.request = integers(rows)
-        self.block_table = integers(rows, pages_for(max_len + spare))
+        pages = pages_for(max_len + spare)
+        self.block_table = torch.zeros(rows, pages, dtype=torch.int32, device=device)
         self.history = integers(rows, max_len + 1)
         self.deepest = integers(rows)
         self.eos = torch.tensor(eos, dtype=torch.int64, device=device)
@@ -96,7 +97,8 @@ class Batch:
     def reserve(self, row: int, pages: list[int]) -> None:
         """Give `row` its pages."""
         self.block_table[row] = 0
-        self.block_table[row, : len(pages)] = torch.tensor(pages, device=self.tokens.device)
+        table = torch.tensor(pages, dtype=torch.int32, device=self.tokens.device)
+        self.block_table[row, : len(pages)] = table
 
     def record(self, row: int, token_ids: list[int]) -> None:
         """Note the prompt of `row`."""
