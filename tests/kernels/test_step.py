@@ -62,7 +62,7 @@ def history(model: Transformer, rows: int) -> KVCache:
 def test_a_step_is_the_models_forward(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, kept, changes, dtype = CASES[case]
     sets = 1 if "all heads" in case else 2
-    monkeypatch.setattr(step, "choose", lambda _: SMALL)
+    monkeypatch.setattr(step, "choose", lambda *_: SMALL)
     model, exact = (tiny_model(4, d, **changes).to(DEVICE) for d in (dtype, torch.float64))
     exact.load_state_dict(model.state_dict())
     positions, slots, selected, tails = place(rows, kept, sets, model.config.num_layers)

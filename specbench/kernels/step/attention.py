@@ -40,15 +40,25 @@ def _place(slot, head, kv_stride, PAGE: tl.constexpr, FLAT: tl.constexpr):
 
 @triton.jit
 def fetch_first(
-    unit, slot, k_cache, v_cache, kv_stride, M: tl.constexpr, PAGE: tl.constexpr, FLAT: tl.constexpr
+    unit,
+    slot,
+    k_cache,
+    v_cache,
+    kv_stride,
+    M: tl.constexpr,
+    PAGE: tl.constexpr,
+    FLAT: tl.constexpr,
+    BESIDE: tl.constexpr,
 ):
-    """Fetch the keys and values of slots into L2."""
+    """Fetch the keys and values of slots into L2, at once where they stand side by side."""
     SIZE: tl.constexpr = M.dim * (k_cache.dtype.element_ty.primitive_bitwidth // 8)
     # in place of none, page 0, which belongs to nobody
     place = _place(tl.maximum(slot, 0), unit % M.kv_heads, kv_stride, PAGE, FLAT)
-    size = tl.full([slot.shape[0]], SIZE, tl.int32)
-    prefetch(k_cache + place, size)
-    prefetch(v_cache + place, size)
+    if BESIDE:
+        prefetch(k_cache + place, tl.full([slot.shape[0]], 2 * SIZE, tl.int32))
+    else:
+        prefetch(k_cache + place, tl.full([slot.shape[0]], SIZE, tl.int32))
+        prefetch(v_cache + place, tl.full([slot.shape[0]], SIZE, tl.int32))
 
 
 @triton.jit

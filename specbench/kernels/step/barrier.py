@@ -48,3 +48,18 @@ def wait(counter, arrivals):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def afresh(program, INTERPRETED: tl.constexpr):
+    """The same number, of which the compiler does not know that.
+
+    What is computed from it would otherwise be computed once for all layers, and held in registers
+    that the phases need.
+    """
+    if INTERPRETED:
+        return program
+    else:
+        return tl.inline_asm_elementwise(
+            "mov.u32 $0, $1;", "=r,r", [program], dtype=tl.int32, is_pure=False, pack=1
+        )

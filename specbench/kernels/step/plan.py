@@ -91,12 +91,12 @@ class StepLaunch:
     ahead: bool = True
 
 
-def choose(rows: int) -> StepLaunch:
+def choose(rows: int, dim: int) -> StepLaunch:
     """By analysis: one program a multiprocessor, each with one tile of every product."""
     if row_tile(rows) == 16:
-        return StepLaunch()
+        return StepLaunch(entries=256 if dim <= 64 else 128)
     # parts of sums are as tall as the row tile: fewer of them
-    return StepLaunch(down=(32, 128, 6))
+    return StepLaunch(entries=128, down=(32, 128, 6))
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def plan(
     split_width = triton.next_power_of_2(splits)
     lists = Lists(
         tile=launch.entries,
-        stages=in_flight(2, 2 * launch.entries * width * item * room),
+        stages=in_flight(2 if launch.entries > 128 else 4, 2 * launch.entries * width * item * room),
         tail=max(16, triton.next_power_of_2(tail)),
         dim_width=width,
         group_width=group,

@@ -14,7 +14,7 @@ from specbench.kernels.linear.device import (
     store_part,
     sum_parts,
 )
-from specbench.kernels.launch import last_to_arrive
+from specbench.kernels.launch import last_to_arrive, prefetch
 from specbench.kernels.mlp.triton import gated
 from specbench.kernels.qkv.device import load_pair, load_rotation, rotate, store_head
 from specbench.kernels.step.barrier import turns
@@ -257,15 +257,20 @@ def _gate_columns(first, last, N: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def fetch_gate_up(program, weight, M: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr):
-    """Fetch a program's share of the weight into L2."""
-    N: tl.constexpr = M.inner
-    begin, end = _own_pairs(program, N, PROGRAMS)
-    for first in range(begin, end, T.block_n):
-        pair = tl.arange(0, 2 * T.block_n)
-        # past the last the last again
-        column = tl.minimum(first + pair // 2, end - 1) + pair % 2 * N
-        prefetch_weight(weight, M.hidden, column, 0, M.hidden, 2 * N, T.block_k, T.each)
+def fetch_gate_up(program, weight, M: tl.constexpr, PROGRAMS: tl.constexpr):
+    """Fetch a program's share of the weight into L2: two runs of rows, each in equal parts."""
+    PARTS: tl.constexpr = 32
+    UNIT: tl.constexpr = 128 // weight.dtype.element_ty.primitive_bitwidth
+    begin, end = _own_pairs(program, M.inner, PROGRAMS)
+    elements = (end - begin) * M.hidden
+    if elements > 0:
+        each = tl.cdiv(elements // UNIT, PARTS) * UNIT
+        part = tl.arange(0, 2 * PARTS)
+        # the last part overlaps with the one before
+        first = tl.minimum(part // 2 * each, elements - each)
+        row = begin.to(tl.int64) + part % 2 * M.inner
+        size = tl.full([2 * PARTS], 16, tl.int32) * (each // UNIT)
+        prefetch(weight + row * M.hidden + first, size)
 
 
 @triton.jit

@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.kernels.launch import fetchable
 from specbench.kernels.norm.reference import Prenormed
 from specbench.kernels.qkv.device import load_places
 from specbench.kernels.step.attention import attention, fetch_first, first_slots, load_entries
-from specbench.kernels.step.barrier import arrive, wait
+from specbench.kernels.step.barrier import afresh, arrive, wait
 from specbench.kernels.step.plan import StepLaunch, StepPlan, choose, plan
 from specbench.kernels.step.products import (
     begin_onto,
@@ -33,6 +34,8 @@ _WHOLE = tl.constexpr(-1)
 _EMBED, _QKV, _ATTENTION = tl.constexpr(EMBED), tl.constexpr(QKV), tl.constexpr(ATTENTION)
 _O, _GATE_UP, _DOWN = tl.constexpr(O), tl.constexpr(GATE_UP), tl.constexpr(DOWN)
 _COLUMNS = tl.constexpr(COLUMNS)
+# every phase's addresses would be computed once, and held in registers that others need
+_ASSEMBLER = "--register-usage-level=0"
 
 
 def draft_layers(
@@ -88,7 +91,7 @@ def draft_layers(
     """
     shape, rows = weights.shape, len(tokens)
     width, tails = selected.shape[-1], tail.shape[-1]
-    launch = launch or choose(rows)
+    launch = launch or choose(rows, shape.dim)
     item = weights.embed.element_size()
     cut = plan(shape, rows, width, tails, launch, tokens.device, item)
     _check(keys, values, selected, tail)
@@ -98,7 +101,7 @@ def draft_layers(
     interpreted = triton.knobs.runtime.interpret
 
     def run(only: int, begin: int, end: int) -> None:
-        options: dict[str, Any] = {"launch_cooperative_grid": only < 0, "num_warps": launch.num_warps}
+        options: dict[str, Any] = {"launch_cooperative_grid": only < 0, "ptx_options": _ASSEMBLER}
         _draft_layers[(cut.programs,)](
             tokens,
             weights.embed,
@@ -146,6 +149,8 @@ def draft_layers(
             M=shape,
             PAGE=page,
             FLAT=keys.stride(1) == page * keys.stride(2),
+            BESIDE=values.data_ptr() - keys.data_ptr() == shape.dim * item,
+            FETCHABLE=shape.dim * item % 16 == 0 and fetchable(keys) and fetchable(values),
             QKV_CUT=cut.qkv,
             O_CUT=cut.o,
             GATE_UP_CUT=cut.gate_up,
@@ -156,6 +161,7 @@ def draft_layers(
             ROWS=cut.rows,
             PROGRAMS=cut.programs,
             ONLY=only,
+            num_warps=launch.num_warps,
             **options,
         )
 
@@ -233,6 +239,8 @@ def _draft_layers(
     M: tl.constexpr,
     PAGE: tl.constexpr,
     FLAT: tl.constexpr,
+    BESIDE: tl.constexpr,
+    FETCHABLE: tl.constexpr,
     QKV_CUT: tl.constexpr,
     O_CUT: tl.constexpr,
     GATE_UP_CUT: tl.constexpr,
@@ -266,76 +274,85 @@ def _draft_layers(
         if ONLY == _WHOLE:
             arrive(barrier)
             arrived += PROGRAMS
-    for layer in range(begin, end):
+    for layer in tl.range(begin, end, disable_licm=True):
         own = addresses + layer * _COLUMNS
         qkv_weight = tl.multiple_of(tl.load(own).to(stream.dtype), 16)
         bias = None
         if BIASED:
             bias = tl.multiple_of(tl.load(own + 1).to(stream.dtype), 16)
         o_weight = tl.multiple_of(tl.load(own + 2).to(stream.dtype), 16)
-        mlp_norm = tl.multiple_of(tl.load(own + 3).to(stream.dtype), 16)
-        gate_up_weight = tl.multiple_of(tl.load(own + 4).to(stream.dtype), 16)
-        down_weight = tl.multiple_of(tl.load(own + 5).to(stream.dtype), 16)
-        next_norm = tl.multiple_of(tl.load(own + 6).to(stream.dtype), 16)
-        next_qkv = tl.multiple_of(tl.load(own + 7).to(stream.dtype), 16)
         k_cache = keys + layer * kv_layer.to(tl.int64)
         v_cache = values + layer * kv_layer.to(tl.int64)
         lists = selected + layer * list_layer.to(tl.int64)
         lse_at = lse
         if lse is not None:
             lse_at = lse + layer * lse_layer.to(tl.int64)
+        gate_up_weight = tl.multiple_of(tl.load(own + 4).to(stream.dtype), 16)
         entries = first_slots(program, units, lists, list_stride, width, splits, M, LISTS.tile)
 
         if ONLY == _WHOLE or ONLY == _QKV:
+            program = afresh(program, ONLY != _WHOLE)
+            nil = afresh(0, ONLY != _WHOLE) * 16
             turn = cos, signed_sin, position
             begun = begin_qkv(program, qkv_weight, bias, *turn, n, M, QKV_CUT, ROWS)
             if AHEAD:
-                fetch_first(program, entries, k_cache, v_cache, kv_stride, M, PAGE, FLAT)
+                if FETCHABLE:
+                    fetch_first(
+                        *(program, entries, k_cache, v_cache, kv_stride), M, PAGE, FLAT, BESIDE
+                    )
                 if O_CUT.fetch:
                     fetch_onto(program, o_weight, WIDTH, HIDDEN, O_CUT)
             if ONLY == _WHOLE:
                 wait(barrier, arrived)
             qkv(
-                *(program, begun, rows, squares, qkv_weight),
+                *(program, begun, rows + nil, squares + nil, qkv_weight),
                 bias,
                 *turn,
-                *(slot, q, k_cache, v_cache, kv_stride, n, eps),
+                *(slot, q + nil, k_cache, v_cache, kv_stride, n, eps),
                 *(M, QKV_CUT, DOWN_CUT.tiles, PAGE, ROWS, PROGRAMS),
             )
             if ONLY == _WHOLE:
                 arrive(barrier)
                 arrived += PROGRAMS
 
+        mlp_norm = tl.multiple_of(tl.load(own + 3).to(stream.dtype), 16)
         if ONLY == _WHOLE or ONLY == _ATTENTION:
+            program = afresh(program, ONLY != _WHOLE)
+            nil = afresh(0, ONLY != _WHOLE) * 16
             head = program % M.kv_heads
             held = load_entries(
                 *(entries, head, k_cache, v_cache, kv_stride),
                 *(M.dim, LISTS.dim_width, PAGE, FLAT),
             )
             if AHEAD and GATE_UP_CUT.fetch:
-                fetch_gate_up(program, gate_up_weight, M, GATE_UP_CUT, PROGRAMS)
+                fetch_gate_up(program, gate_up_weight, M, PROGRAMS)
             if ONLY == _WHOLE:
                 wait(barrier, arrived)
             attention(
-                *(program, entries, held, q, k_cache, v_cache, kv_stride),
-                *(lists, list_stride, tail, tail_stride, attended),
+                *(program, entries, held, q + nil, k_cache, v_cache, kv_stride),
+                *(lists, list_stride, tail + nil, tail_stride, attended + nil),
                 lse_at,
-                *(lse_stride, partial, sums, arrivals, units, width, tail_width, splits, scale),
+                *(lse_stride, partial + nil, sums + nil, arrivals, units, width, tail_width, splits, scale),
                 *(M, LISTS, PAGE, FLAT, PROGRAMS),
             )
             if ONLY == _WHOLE:
                 arrive(barrier)
                 arrived += PROGRAMS
 
+        # a phase ahead of their use
+        down_weight = tl.multiple_of(tl.load(own + 5).to(stream.dtype), 16)
+        next_norm = tl.multiple_of(tl.load(own + 6).to(stream.dtype), 16)
         if ONLY == _WHOLE or ONLY == _O:
+            program = afresh(program, ONLY != _WHOLE)
+            nil = afresh(0, ONLY != _WHOLE) * 16
             begun = begin_onto(
-                *(program, o_weight, mlp_norm, stream, n), WIDTH, HIDDEN, O_CUT, ROWS
+                *(program, o_weight, mlp_norm, stream + nil, n), WIDTH, HIDDEN, O_CUT, ROWS
             )
             if ONLY == _WHOLE:
                 wait(barrier, arrived)
-            made = stream, mlp_rows, mlp_squares, parts, counters, n
+            made = stream + nil, mlp_rows + nil, mlp_squares + nil, parts + nil, counters, n
             onto_stream(
-                *(program, begun, attended, o_weight, mlp_norm),
+                *(program, begun, attended + nil, o_weight, mlp_norm),
                 *made,
                 *(WIDTH, HIDDEN, O_CUT, ROWS, PROGRAMS),
             )
@@ -343,13 +360,16 @@ def _draft_layers(
                 arrive(barrier)
                 arrived += PROGRAMS
 
+        next_qkv = tl.multiple_of(tl.load(own + 7).to(stream.dtype), 16)
         if ONLY == _WHOLE or ONLY == _GATE_UP:
+            program = afresh(program, ONLY != _WHOLE)
+            nil = afresh(0, ONLY != _WHOLE) * 16
             if AHEAD and DOWN_CUT.fetch:
                 fetch_onto(program, down_weight, INNER, HIDDEN, DOWN_CUT)
             if ONLY == _WHOLE:
                 wait(barrier, arrived)
             gate_up(
-                *(program, mlp_rows, mlp_squares, gate_up_weight, gated, n, eps),
+                *(program, mlp_rows + nil, mlp_squares + nil, gate_up_weight, gated + nil, n, eps),
                 *(M, GATE_UP_CUT, O_CUT.tiles, ROWS, PROGRAMS),
             )
             if ONLY == _WHOLE:
@@ -357,16 +377,18 @@ def _draft_layers(
                 arrived += PROGRAMS
 
         if ONLY == _WHOLE or ONLY == _DOWN:
+            program = afresh(program, ONLY != _WHOLE)
+            nil = afresh(0, ONLY != _WHOLE) * 16
             begun = begin_onto(
-                *(program, down_weight, next_norm, stream, n), INNER, HIDDEN, DOWN_CUT, ROWS
+                *(program, down_weight, next_norm, stream + nil, n), INNER, HIDDEN, DOWN_CUT, ROWS
             )
             if AHEAD and QKV_CUT.fetch:
                 fetch_qkv(program, next_qkv, M, QKV_CUT)
             if ONLY == _WHOLE:
                 wait(barrier, arrived)
-            made = stream, rows, squares, parts, counters, n
+            made = stream + nil, rows + nil, squares + nil, parts + nil, counters, n
             onto_stream(
-                *(program, begun, gated, down_weight, next_norm),
+                *(program, begun, gated + nil, down_weight, next_norm),
                 *made,
                 *(INNER, HIDDEN, DOWN_CUT, ROWS, PROGRAMS),
             )
