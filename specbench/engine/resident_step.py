@@ -49,7 +49,7 @@ class ResidentStep:
         if key not in self._workspaces:
             self._workspaces[key] = StepWorkspace(self.model.dtype, tokens.device)
         return draft_layers(
-            tokens,
+            tokens.contiguous(),
             self.weights,
             self.model.cos,
             self.model.signed_sin,

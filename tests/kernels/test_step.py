@@ -1,10 +1,15 @@
-"""All layers of a draft step in one launch, against the model's forward and the launches it replaces."""
+"""All layers of a draft step in one launch, against the model's forward."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from specbench.engine.dummy import SHAPES, randomise
 from specbench.engine.forward import SparseAttention
+from specbench.engine.graph import capture
+from specbench.engine.hf_config import from_hf
 from specbench.engine.kv_cache import PAGE_SIZE, KVCache
 from specbench.engine.model import Transformer
 from tests.support.buffers import DEVICE, as_accurate
@@ -14,15 +19,18 @@ from tests.support.tiny import tiny_model
 pytest.importorskip("triton")
 from specbench.engine.resident_step import ResidentStep
 from specbench.engine.triton_compute import Fusion, TritonCompute
+from specbench.kernels.step import plan as planning
 from specbench.kernels.step import triton as step
 from specbench.kernels.step.plan import StepLaunch
 from specbench.kernels.step.weights import covers
 
+REAL = "qwen2.5-coder-0.5b"
 # of the tail: rows of one batch differ in how much of it they see
 TAIL, PAGES = 3, 3
 ODD = {"num_heads": 6, "hidden_size": 40, "intermediate_size": 72, "head_dim": 12, "num_layers": 3}
 CASES = {
     "one row": (1, 1, {}, torch.float32),
+    "a program for each tile": (2, 17, {"qkv_bias": True, "num_heads": 6}, torch.float32),
     "three rows, odd sizes": (3, 5, ODD, torch.float32),
     "a list for all heads": (3, 20, {"qkv_bias": True}, torch.float32),
     "sixteen rows": (16, 17, {"qkv_bias": True, "num_heads": 6}, torch.bfloat16),
@@ -63,6 +71,8 @@ def test_a_step_is_the_models_forward(case: str, monkeypatch: pytest.MonkeyPatch
     rows, kept, changes, dtype = CASES[case]
     sets = 1 if "all heads" in case else 2
     monkeypatch.setattr(step, "choose", lambda *_: SMALL)
+    if "each tile" in case:
+        monkeypatch.setattr(planning, "_INTERPRETED", 11)
     model, exact = (tiny_model(4, d, **changes).to(DEVICE) for d in (dtype, torch.float64))
     exact.load_state_dict(model.state_dict())
     positions, slots, selected, tails = place(rows, kept, sets, model.config.num_layers)
@@ -103,3 +113,45 @@ def test_what_the_kernel_does_not_take() -> None:
     for change in ({"qk_norm": True}, {"o_bias": True}, {"mlp_bias": True}):
         assert not covers(tiny_model(0, torch.float32, **change))
     assert not covers(tiny_model(0, torch.float16))
+
+
+LAUNCHES = {
+    "the table's": None,
+    "two programs a multiprocessor": StepLaunch(2, 4, 128, (32, 128, 3), (64, 64, 5)),
+    "nothing ahead": StepLaunch(ahead=False),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_real_models_step(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = LAUNCHES[name]
+    if launch is not None:
+        monkeypatch.setattr(step, "choose", lambda *_: launch)
+    config = replace(from_hf(SHAPES[REAL], REAL), num_layers=4, vocab_size=1000)
+    model, exact = (Transformer(config, 64, d, DEVICE) for d in (torch.bfloat16, torch.float64))
+    randomise(model, 0)
+    exact.load_state_dict(model.state_dict())
+    positions, slots, selected, tails = place(rows, 30, 2, 4)
+    tokens = torch.arange(rows, device=DEVICE)[:, None]
+    where = selected, tails, slots[:, None]
+    scale = config.head_dim**-0.5
+    with torch.inference_mode():
+        attention = SparseAttention(history(exact, rows), selected.long(), *where[1:], scale)
+        truth = exact(tokens, positions[:, None], attention)
+        cache = history(model, rows)
+        attention = SparseAttention(cache, *where, scale)
+        chain = TritonCompute(model, cache).hidden(tokens, positions[:, None], attention)
+        compute = TritonCompute(model, cache, Fusion(step=64))
+        graph, out = capture(
+            lambda: compute.hidden(tokens, positions[:, None], attention),
+            torch.cuda.graph_pool_handle(),
+        )
+        found = []
+        for _ in range(20):
+            graph.replay()
+            found.append(out.clone())
+    drafting = slots >= 0
+    as_accurate(found[0][drafting], chain[drafting], truth[drafting], config.intermediate_size)
+    assert all(torch.equal(x[drafting], found[0][drafting]) for x in found)

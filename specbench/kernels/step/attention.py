@@ -25,7 +25,9 @@ def own_share(unit, width, splits, KV_HEADS: tl.constexpr):
 
 
 @triton.jit
-def first_slots(unit, units, selected, list_stride, width, splits, M: tl.constexpr, TILE: tl.constexpr):
+def first_slots(
+    unit, units, selected, list_stride, width, splits, M: tl.constexpr, TILE: tl.constexpr
+):
     """Slots of a unit's first entries, -1 for none: they were written before the launch."""
     head, _, request, first, last = own_share(unit, width, splits, M.kv_heads)
     last = tl.where(unit < units, last, first)
@@ -35,7 +37,9 @@ def first_slots(unit, units, selected, list_stride, width, splits, M: tl.constex
 
 @triton.jit
 def _place(slot, head, kv_stride, PAGE: tl.constexpr, FLAT: tl.constexpr):
-    return slot_place(slot, kv_stride[0], kv_stride[1], PAGE, FLAT) + head.to(tl.int64) * kv_stride[2]
+    return (
+        slot_place(slot, kv_stride[0], kv_stride[1], PAGE, FLAT) + head.to(tl.int64) * kv_stride[2]
+    )
 
 
 @triton.jit
@@ -122,7 +126,7 @@ def attention(
     MERGED: tl.constexpr = A.merged
     member, dim = tl.arange(0, HEIGHT), tl.arange(0, WIDTH)
     in_group = (member < GROUP)[:, None] & (dim < D)[None, :]
-    for turn in range(turns(program, units, PROGRAMS)):
+    for turn in tl.range(turns(program, units, PROGRAMS), num_stages=1, disable_licm=True):
         unit = program + turn * PROGRAMS
         head, split, request, first, last = own_share(unit, width, splits, M.kv_heads)
         own = selected + request * list_stride[0] + head * list_stride[1]

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def turns(program, units, PROGRAMS: tl.constexpr):
-    """How many of `units` are a program's, which takes its own number and every `PROGRAMS`-th on."""
+    """How many of `units` are a program's: that of its own number and every `PROGRAMS`-th on."""
     return (units - program + PROGRAMS - 1) // PROGRAMS
 
 

@@ -17,6 +17,9 @@ _WHOLE, _STREAMED = 2048, 256
 _NARROW = 16
 # widest tail; gamma drafts read up to 2 gamma + 1 entries behind their list
 MOST_TAIL = 128
+# addresses of a layer: qkv, its bias, o, the MLP's norm, gate and up, down, the norm behind it, and
+# the qkv that follows
+COLUMNS = 8
 
 
 class Shape(NamedTuple):
@@ -96,7 +99,7 @@ def choose(rows: int, dim: int) -> StepLaunch:
     if row_tile(rows) == 16:
         return StepLaunch(entries=256 if dim <= 64 else 128)
     # parts of sums are as tall as the row tile: fewer of them
-    return StepLaunch(entries=128, down=(32, 128, 6))
+    return StepLaunch(entries=128, gate_up=(64, 128, 4), down=(32, 128, 6))
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,9 @@ def plan(
     split_width = triton.next_power_of_2(splits)
     lists = Lists(
         tile=launch.entries,
-        stages=in_flight(2 if launch.entries > 128 else 4, 2 * launch.entries * width * item * room),
+        stages=in_flight(
+            2 if launch.entries > 128 else 4, 2 * launch.entries * width * item * room
+        ),
         tail=max(16, triton.next_power_of_2(tail)),
         dim_width=width,
         group_width=group,

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from specbench.kernels.launch import last_to_arrive, prefetch
 from specbench.kernels.linear.device import (
     begin_weight,
     finish,
@@ -14,7 +15,6 @@ from specbench.kernels.linear.device import (
     store_part,
     sum_parts,
 )
-from specbench.kernels.launch import last_to_arrive, prefetch
 from specbench.kernels.mlp.triton import gated
 from specbench.kernels.qkv.device import load_pair, load_rotation, rotate, store_head
 from specbench.kernels.step.barrier import turns
@@ -40,7 +40,7 @@ def embed_rows(
     BLOCK_N: tl.constexpr = T.block_n
     row = tl.arange(0, ROWS)
     token = tl.load(tokens + row, mask=row < n, other=0)
-    for turn in range(turns(program, T.tiles, PROGRAMS)):
+    for turn in tl.range(turns(program, T.tiles, PROGRAMS), num_stages=1, disable_licm=True):
         tile = program + turn * PROGRAMS
         column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (row < n)[:, None] & (column < N)[None, :]
@@ -134,9 +134,10 @@ def qkv(
     K: tl.constexpr = M.hidden
     N: tl.constexpr = (M.heads + 2 * M.kv_heads) * D
     row = tl.arange(0, ROWS)
-    loaded = load_squares(squares, ROWS, row, n, PARTS)
-    for turn in range(turns(program, T.tiles, PROGRAMS)):
+    for turn in tl.range(turns(program, T.tiles, PROGRAMS), num_stages=1, disable_licm=True):
         tile = program + turn * PROGRAMS
+        # in the loop, so that x does not wait for it
+        loaded = load_squares(squares, ROWS, row, n, PARTS)
         head, low, column = _pair_columns(tile, D, N, T.block_n)
         if not T.held:
             begun = begin_qkv(tile, weight, bias, cos, signed_sin, position, n, M, T, ROWS)
@@ -189,9 +190,7 @@ def begin_onto(
     if T.held:
         # a program without a tile reads nothing
         column = tl.where(unit < T.tiles * T.splits, column, N)
-    held = begin_weight(
-        weight, K, column, split, K, N, T.block_k, T.each, T.sharers, T.held, False
-    )
+    held = begin_weight(weight, K, column, split, K, N, T.block_k, T.each, T.sharers, T.held, False)
     scale = tl.load(norm + column, mask=column < N, other=0)
     return held, scale, load_residual(stream, N, row, column, n, N)
 
@@ -219,7 +218,9 @@ def onto_stream(
     BLOCK_N: tl.constexpr = T.block_n
     SPLITS: tl.constexpr = T.splits
     row, local = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
-    for turn in range(turns(program, T.tiles * T.splits, PROGRAMS)):
+    for turn in tl.range(
+        turns(program, T.tiles * T.splits, PROGRAMS), num_stages=1, disable_licm=True
+    ):
         unit = program + turn * PROGRAMS
         tile, split = unit % T.tiles, unit // T.tiles
         column = tile * BLOCK_N + local
@@ -292,9 +293,9 @@ def gate_up(
     N: tl.constexpr = M.inner
     K: tl.constexpr = M.hidden
     row = tl.arange(0, ROWS)
-    loaded = load_squares(squares, ROWS, row, n, PARTS)
     begin, end = _own_pairs(program, N, PROGRAMS)
-    for first in range(begin, end, T.block_n):
+    for first in tl.range(begin, end, T.block_n, num_stages=1, disable_licm=True):
+        loaded = load_squares(squares, ROWS, row, n, PARTS)
         column = _gate_columns(first, end, N, T.block_n)
         total = project(
             *(rows, K, weight, K, weight, row, column, 0, n),

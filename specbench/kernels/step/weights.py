@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.model import Layer, Transformer
-from specbench.kernels.step.plan import Shape
-
-# of a layer's row: qkv, its bias, o, the MLP's norm, gate and up, down, the norm behind, the next qkv
-COLUMNS = 8
+from specbench.kernels.step.plan import COLUMNS, Shape
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,9 @@ class StepWeights:
         norms = [layer.attn_norm for layer in layers[1:]] + [model.final_norm]
         rows = []
         for layer, norm, following in zip(layers, norms, layers[1:] + layers[-1:], strict=True):
-            used = layer.qkv, layer.qkv_bias, layer.o, layer.mlp_norm, layer.gate_up, layer.down
-            used += norm, following.qkv
+            used = [layer.qkv, layer.qkv_bias, layer.o, layer.mlp_norm, layer.gate_up, layer.down]
+            used += [norm, following.qkv]
+            assert len(used) == COLUMNS
             rows.append([0 if x is None else x.data_ptr() for x in used])
         config = model.config
         heads = config.num_heads, config.num_kv_heads, config.head_dim
