@@ -12,7 +12,7 @@ from specbench.engine.graph import capture
 from specbench.engine.hf_config import from_hf
 from specbench.engine.kv_cache import PAGE_SIZE, KVCache
 from specbench.engine.model import Transformer
-from tests.support.buffers import DEVICE, as_accurate
+from tests.support.buffers import DEVICE, as_accurate, poison_empty
 from tests.support.paged import randn
 from tests.support.tiny import tiny_model
 
@@ -88,6 +88,7 @@ def test_a_step_is_the_models_forward(case: str, monkeypatch: pytest.MonkeyPatch
             attention = SparseAttention(cache, *where, 0.3, lse)
             forward = each
             if compute is not None:
+                poison_empty(monkeypatch)
                 made = TritonCompute(each, cache, compute)
                 assert made._resident_step is not None
                 forward = made.hidden

@@ -33,6 +33,7 @@ def draft_layers(
     *,
     lse: Tensor | None = None,
     launch: StepLaunch | None = None,
+    apart: bool = False,
 ) -> tuple[Tensor, Prenormed]:
     """From tokens to the residual stream behind the last layer, as the kernels of a layer in turn.
 
@@ -60,6 +61,8 @@ def draft_layers(
         `[layers, n, H]`, where the log-sum-exps of the logits are left.
     launch : StepLaunch, optional
         Instead of the table's.
+    apart : bool
+        A launch for each phase, in place of barriers. The interpreter has no other way.
 
     Returns
     -------
@@ -77,7 +80,6 @@ def draft_layers(
     workspace.fit(cut, shape, rows)
     page, sets = keys.shape[2], selected.shape[2]
     head_stride = selected.stride(2) if sets > 1 else 0
-    interpreted = triton.knobs.runtime.interpret
 
     def run(only: int, begin: int, end: int) -> None:
         options: dict[str, Any] = {
@@ -148,8 +150,8 @@ def draft_layers(
         )
 
     layers = len(weights.addresses)
-    if interpreted:
-        # programs run one after the other, so that none may wait for another
+    if apart or triton.knobs.runtime.interpret:
+        # in the interpreter programs run in turn, so that none may wait for another
         run(EMBED, 0, 0)
         for layer in range(layers):
             for phase in PHASES[1:]:
