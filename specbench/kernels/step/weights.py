@@ -66,12 +66,7 @@ def covers(model: Transformer) -> bool:
     """
     config = model.config
     layers = cast(list[Layer], list(model.layers))
-    weights = [
-        x
-        for layer in layers
-        for x in (layer.qkv, layer.qkv_bias, layer.o, layer.mlp_norm, layer.gate_up, layer.down)
-        if x is not None
-    ]
+    weights = [x for layer in layers for x in layer.parameters()] + [model.final_norm]
     return (
         not (config.qk_norm or config.o_bias or config.mlp_bias)
         and model.dtype in (torch.bfloat16, torch.float32)
