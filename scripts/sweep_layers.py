@@ -29,6 +29,7 @@ DEFAULT = (
 )
 RULE, APART = step.choose, "a launch a phase"
 FEW = (
+    StepLaunch(cooperative=False),
     StepLaunch(ahead=False),
     StepLaunch(1, 4, 128),
     StepLaunch(2, 4, 128, (32, 128, 3), (64, 64, 5)),

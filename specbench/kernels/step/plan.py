@@ -84,6 +84,9 @@ class StepLaunch:
         Columns, columns of K, loads in flight.
     ahead : bool
         Fetch weights and entries into L2 before the barrier in front of their phase.
+    cooperative : bool
+        Let the driver see to it that all programs are resident. Without, they are only where one
+        program a multiprocessor is launched and nothing else runs on the device.
     """
 
     per_multiprocessor: int = 1
@@ -92,6 +95,7 @@ class StepLaunch:
     gate_up: tuple[int, int, int] = (64, 64, 8)
     down: tuple[int, int, int] = (64, 64, 8)
     ahead: bool = True
+    cooperative: bool = True
 
 
 def choose(rows: int, dim: int) -> StepLaunch:

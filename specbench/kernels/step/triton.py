@@ -84,7 +84,7 @@ def draft_layers(
     def run(only: int, begin: int, end: int) -> None:
         options: dict[str, Any] = {
             "num_warps": launch.num_warps,
-            "launch_cooperative_grid": only == ALL,
+            "launch_cooperative_grid": launch.cooperative and only == ALL,
             "ptx_options": _ASSEMBLER,
         }
         all_layers[(cut.programs,)](
