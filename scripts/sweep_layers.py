@@ -39,9 +39,10 @@ FEW = (
     StepLaunch(down=(32, 128, 6)),
 )
 MANY = (
-    StepLaunch(1, 8, 128, (64, 128, 4), (32, 128, 6), ahead=False),
-    StepLaunch(1, 8, 256, (64, 128, 4), (32, 128, 5)),
-    StepLaunch(1, 8, 128, (64, 64, 6), (64, 64, 6)),
+    StepLaunch(down=(32, 128, 6), ahead=False),
+    StepLaunch(gate_up=(64, 128, 4), down=(32, 128, 6)),
+    StepLaunch(1, 8, 128, (32, 128, 5), (32, 128, 5)),
+    StepLaunch(2, 4, 128, (32, 128, 3), (64, 64, 5)),
 )
 
 

@@ -137,7 +137,9 @@ def all_layers(
         if lse is not None:
             lse_at = lse + layer * lse_layer.to(tl.int64)
         gate_up_weight = tl.multiple_of(tl.load(own + 4).to(stream.dtype), 16)
-        entries = first_slots(program, units, lists, list_stride, width, splits, M, LISTS.tile)
+        # those without a tile of qkv have longer for their entries
+        reader = PROGRAMS - 1 - program
+        entries = first_slots(reader, units, lists, list_stride, width, splits, M, LISTS.tile)
 
         if WHOLE or ONLY == _QKV:
             program = afresh(program, not WHOLE)
@@ -147,7 +149,7 @@ def all_layers(
             if AHEAD:
                 if FETCHABLE:
                     fetch_first(
-                        *(program, entries, k_cache, v_cache, kv_stride), M, PAGE, FLAT, BESIDE
+                        *(reader, entries, k_cache, v_cache, kv_stride), M, PAGE, FLAT, BESIDE
                     )
                 if O_CUT.fetch:
                     fetch_onto(program, o_weight, WIDTH, HIDDEN, O_CUT)
@@ -168,7 +170,7 @@ def all_layers(
         if WHOLE or ONLY == _ATTENTION:
             program = afresh(program, not WHOLE)
             nil = afresh(0, not WHOLE) * 16
-            head = program % M.kv_heads
+            head = reader % M.kv_heads
             held = load_entries(
                 *(entries, head, k_cache, v_cache, kv_stride),
                 *(M.dim, LISTS.dim_width, PAGE, FLAT),
@@ -178,7 +180,7 @@ def all_layers(
             if WHOLE:
                 wait(barrier, arrived)
             attention(
-                *(program, entries, held, q + nil, k_cache, v_cache, kv_stride),
+                *(reader, entries, held, q + nil, k_cache, v_cache, kv_stride),
                 *(lists, list_stride, tail + nil, tail_stride, attended + nil),
                 lse_at,
                 *(

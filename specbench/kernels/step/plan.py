@@ -1,13 +1,13 @@
 """How the layers of a draft step are cut for one launch whose programs are all resident."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 import triton
 
 from specbench.kernels.launch import MOST_AHEAD, multiprocessors, row_tile
-from specbench.kernels.linear.plan import LinearLaunch, in_flight, scratch_size, shares
+from specbench.kernels.linear.plan import FEW, LinearLaunch, in_flight, scratch_size, shares
 
 # where the interpreter stands in for a device: fewer than tiles, so that programs take several
 _INTERPRETED = 5
@@ -100,10 +100,14 @@ class StepLaunch:
 
 def choose(rows: int, dim: int) -> StepLaunch:
     """By analysis: one program a multiprocessor, each with one tile of every product."""
+    launch = StepLaunch(entries=256 if dim <= 64 else 128)
+    if rows <= FEW:
+        # each program may read all of x, and has sums that need not meet
+        return replace(launch, down=(8, 512, 5))
     if row_tile(rows) == 16:
-        return StepLaunch(entries=256 if dim <= 64 else 128)
+        return launch
     # parts of sums are as tall as the row tile: fewer of them
-    return StepLaunch(entries=128, gate_up=(64, 128, 4), down=(32, 128, 6))
+    return replace(launch, down=(32, 128, 6))
 
 
 @dataclass(frozen=True)
@@ -148,9 +152,12 @@ def plan(
     heads = shape.heads + 2 * shape.kv_heads
 
     def tiles(
-        number: int, columns: int, cut: tuple[int, int, int], inner: int, splits: int, sharers: int
+        number: int, columns: int, cut: tuple[int, int, int], inner: int, splits: int
     ) -> Tiles:
         block_n, block_k, stages = cut
+        # warps share K where a tile has no more instructions' results, 16 x 8, than there are warps
+        few = height * columns <= 16 * 8 * warps and columns <= 8 * warps
+        sharers = warps if few and block_k >= 16 * warps else 1
         each, splits = shares(inner, LinearLaunch(block_n, block_k, splits))
         load = (height + columns) * block_k * item * room
         held = each == 1 and sharers > 1 and number * splits <= programs
@@ -167,35 +174,35 @@ def plan(
 
     attended = shape.heads * shape.dim
     halves = heads * triton.cdiv(shape.dim // 2, _NARROW // 2)
-    qkv = tiles(halves, _NARROW, narrow(shape.hidden), shape.hidden, 1, warps)
+    qkv = tiles(halves, _NARROW, narrow(shape.hidden), shape.hidden, 1)
     number = triton.cdiv(shape.hidden, _NARROW)
-    o = tiles(number, _NARROW, narrow(attended), attended, 1, warps)
+    o = tiles(number, _NARROW, narrow(attended), attended, 1)
     pairs = launch.gate_up[0]
     number = triton.cdiv(shape.inner, pairs)
-    gate_up = tiles(number, 2 * pairs, launch.gate_up, shape.hidden, 1, 1)
+    gate_up = tiles(number, 2 * pairs, launch.gate_up, shape.hidden, 1)
     columns = launch.down[0]
     number = triton.cdiv(shape.hidden, columns)
     parts = max(1, programs // number)
-    down = tiles(number, columns, launch.down, shape.inner, parts, 1)
+    down = tiles(number, columns, launch.down, shape.inner, parts)
     floats, counters = scratch_size(
         height, shape.hidden, shape.inner, LinearLaunch(columns, launch.down[1], parts)
     )
     groups = requests * shape.kv_heads
     splits = max(1, min(programs // groups, triton.cdiv(width, launch.entries)))
-    width = max(16, triton.next_power_of_2(shape.dim))
+    # where one turn takes a program's share, nothing is in flight behind it
+    deep = 2 if splits * launch.entries >= width or launch.entries > 128 else 4
+    dim_width = max(16, triton.next_power_of_2(shape.dim))
     group = triton.next_power_of_2(shape.heads // shape.kv_heads)
     split_width = triton.next_power_of_2(splits)
     lists = Lists(
         tile=launch.entries,
-        stages=in_flight(
-            2 if launch.entries > 128 else 4, 2 * launch.entries * width * item * room
-        ),
+        stages=in_flight(deep, 2 * launch.entries * dim_width * item * room),
         tail=max(16, triton.next_power_of_2(tail)),
-        dim_width=width,
+        dim_width=dim_width,
         group_width=group,
         height=max(16, group),
         split_width=split_width,
-        merged=min(split_width, max(1, 2048 * warps // (group * width))),
+        merged=min(split_width, max(1, 2048 * warps // (group * dim_width))),
         held=groups * splits <= programs,
     )
     return StepPlan(
