@@ -32,7 +32,8 @@ def first_slots(
     head, _, request, first, last = own_share(unit, width, splits, M.kv_heads)
     last = tl.where(unit < units, last, first)
     own = selected + request * list_stride[0] + head * list_stride[1]
-    return selected_slots(own, first + tl.arange(0, TILE), last, 1)
+    entry = first + tl.arange(0, TILE)
+    return selected_slots(own, entry, entry < last, 1).to(tl.int64)
 
 
 @triton.jit
@@ -135,11 +136,11 @@ def attention(
         # the phase before wrote some of these; on their way while the others are worked on
         tail_last = tl.where(split == splits - 1, tail_width, 0)
         own_tail = tail + request * tail_stride
-        tail_slot = list_slots(own, own_tail, tl.arange(0, A.tail), 0, tail_last, 1, False)
+        tail_slot = list_slots(own, own_tail, tl.arange(0, A.tail), 0, tail_last, 1, False, 1)
         cache = head, k_cache, v_cache, kv_stride
         tail_keys, tail_values = load_entries(tail_slot, *cache, D, WIDTH, PAGE, FLAT)
         best = tl.full([HEIGHT], float("-inf"), tl.float32)
-        total = tl.zeros([HEIGHT], tl.float32)
+        total = tl.zeros([HEIGHT, TILE], tl.float32)
         acc = tl.zeros([HEIGHT, WIDTH], tl.float32)
         begin = first
         if A.held:
@@ -149,22 +150,27 @@ def attention(
         # without this, filling the pipeline costs its time even where nothing is left
         if begin < last:
             for start in tl.range(begin, last, TILE, num_stages=A.stages):
-                listed = selected_slots(own, start + tl.arange(0, TILE), last, 1)
+                entry = start + tl.arange(0, TILE)
+                listed = selected_slots(own, entry, entry < last, 1).to(tl.int64)
                 keys, values = load_entries(listed, *cache, D, WIDTH, PAGE, FLAT)
                 best, total, acc = attend(query, keys, values, listed >= 0, best, total, acc, scale)
+        # the sums go on in the first of the tail's places
+        first_place = tl.arange(0, A.tail)[None, :] == 0
+        sum_of = tl.where(first_place, tl.sum(total, 1)[:, None], 0.0)
         if split == splits - 1:
-            state = best, total, acc, scale
-            best, total, acc = attend(query, tail_keys, tail_values, tail_slot >= 0, *state)
+            so_far = best, sum_of, acc, scale
+            best, sum_of, acc = attend(query, tail_keys, tail_values, tail_slot >= 0, *so_far)
+        weight = tl.sum(sum_of, 1)
         group = request * M.kv_heads + head
         if SPLIT_WIDTH == 1:
-            result, lse2 = finished(acc, total, best)
+            result, lse2 = finished(acc, weight, best)
             place = result, lse2, request, head, member, dim, out
             write_group(*place, lse, lse_stride, M.kv_heads, GROUP, D)
         else:
             at = (group * splits + split) * GROUP + member
             tl.store(partial + at[:, None] * D + dim[None, :], acc, mask=in_group)
             tl.store(sums + 2 * at, best, mask=member < GROUP)
-            tl.store(sums + 2 * at + 1, total, mask=member < GROUP)
+            tl.store(sums + 2 * at + 1, weight, mask=member < GROUP)
             if last_to_arrive(arrivals + group, splits):
                 result, lse2 = merge_splits(
                     *(partial, sums, group * splits, splits, GROUP, D),
