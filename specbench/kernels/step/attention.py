@@ -33,14 +33,13 @@ def first_slots(
     last = tl.where(unit < units, last, first)
     own = selected + request * list_stride[0] + head * list_stride[1]
     entry = first + tl.arange(0, TILE)
-    return selected_slots(own, entry, entry < last, 1).to(tl.int64)
+    return selected_slots(own, entry, entry < last, 1)
 
 
 @triton.jit
 def _place(slot, head, kv_stride, PAGE: tl.constexpr, FLAT: tl.constexpr):
-    return (
-        slot_place(slot, kv_stride[0], kv_stride[1], PAGE, FLAT) + head.to(tl.int64) * kv_stride[2]
-    )
+    place = slot_place(slot.to(tl.int64), kv_stride[0], kv_stride[1], PAGE, FLAT)
+    return place + head.to(tl.int64) * kv_stride[2]
 
 
 @triton.jit
@@ -84,6 +83,15 @@ def load_entries(
     readable = (slot >= 0)[:, None] & (dim < D)[None, :]
     keys = tl.load(k_cache + at, mask=readable, other=0.0)
     return keys, tl.load(v_cache + at, mask=readable, other=0.0)
+
+
+@triton.jit
+def _attend(query, keys, values, present, best, total, acc, scale):
+    """As `attend`, but with one sum a row: a tile has many places, and a program has few tiles."""
+    nothing = tl.zeros([query.shape[0], 1], tl.float32)
+    higher, weights, acc = attend(query, keys, values, present, best, nothing, acc, scale)
+    decay = tl.exp2(best - tl.where(higher == float("-inf"), 0.0, higher))
+    return higher, total * decay + tl.sum(weights, 1), acc
 
 
 @triton.jit
@@ -140,37 +148,35 @@ def attention(
         cache = head, k_cache, v_cache, kv_stride
         tail_keys, tail_values = load_entries(tail_slot, *cache, D, WIDTH, PAGE, FLAT)
         best = tl.full([HEIGHT], float("-inf"), tl.float32)
-        total = tl.zeros([HEIGHT, TILE], tl.float32)
+        total = tl.zeros([HEIGHT], tl.float32)
         acc = tl.zeros([HEIGHT, WIDTH], tl.float32)
         begin = first
         if A.held:
             begin = first + TILE
             state = best, total, acc, scale
-            best, total, acc = attend(query, held[0], held[1], slot >= 0, *state)
+            best, total, acc = _attend(query, held[0], held[1], slot >= 0, *state)
         # without this, filling the pipeline costs its time even where nothing is left
         if begin < last:
             for start in tl.range(begin, last, TILE, num_stages=A.stages):
                 entry = start + tl.arange(0, TILE)
-                listed = selected_slots(own, entry, entry < last, 1).to(tl.int64)
+                listed = selected_slots(own, entry, entry < last, 1)
                 keys, values = load_entries(listed, *cache, D, WIDTH, PAGE, FLAT)
-                best, total, acc = attend(query, keys, values, listed >= 0, best, total, acc, scale)
-        # the sums go on in the first of the tail's places
-        first_place = tl.arange(0, A.tail)[None, :] == 0
-        sum_of = tl.where(first_place, tl.sum(total, 1)[:, None], 0.0)
+                best, total, acc = _attend(
+                    query, keys, values, listed >= 0, best, total, acc, scale
+                )
         if split == splits - 1:
-            so_far = best, sum_of, acc, scale
-            best, sum_of, acc = attend(query, tail_keys, tail_values, tail_slot >= 0, *so_far)
-        weight = tl.sum(sum_of, 1)
+            state = best, total, acc, scale
+            best, total, acc = _attend(query, tail_keys, tail_values, tail_slot >= 0, *state)
         group = request * M.kv_heads + head
         if SPLIT_WIDTH == 1:
-            result, lse2 = finished(acc, weight, best)
+            result, lse2 = finished(acc, total, best)
             place = result, lse2, request, head, member, dim, out
             write_group(*place, lse, lse_stride, M.kv_heads, GROUP, D)
         else:
             at = (group * splits + split) * GROUP + member
             tl.store(partial + at[:, None] * D + dim[None, :], acc, mask=in_group)
             tl.store(sums + 2 * at, best, mask=member < GROUP)
-            tl.store(sums + 2 * at + 1, weight, mask=member < GROUP)
+            tl.store(sums + 2 * at + 1, total, mask=member < GROUP)
             if last_to_arrive(arrivals + group, splits):
                 result, lse2 = merge_splits(
                     *(partial, sums, group * splits, splits, GROUP, D),
