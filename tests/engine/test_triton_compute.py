@@ -140,10 +140,8 @@ def test_products_by_the_library_instead() -> None:
     assert tokens("triton", vegas(), Sampling(), Fusion(0, 0, 0, 0, 0)) == expected
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [pytest.param(s, id=n, marks=[] if n == "qwen2" else SLOW) for n, s in SHAPES.items()],
-)
+@SLOW
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_drafts_whose_layers_are_one_launch(shape: dict[str, object]) -> None:
     expected = tokens("sdpa", autoregressive(), Sampling(), **shape)
     method = vegas(normaliser="draft", gamma=2)

@@ -60,6 +60,7 @@ def main() -> None:
         sys.stdout.write(json.dumps(asdict(kernel)) + "\n")
 
 
+@pytest.mark.slow
 def test_a_step_compiles_for_hopper(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     environment = os.environ | {
