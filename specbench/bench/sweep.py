@@ -3,19 +3,20 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench.bench.backends import EngineHost, Weights
-from specbench.bench.loads import split_loads
+from specbench.bench.loads import plan_loads, split_loads
 from specbench.bench.plan import Plan, make_plan
 from specbench.bench.run import INTERRUPTED, output_folder, plan_cost, run_plan, say_choices
 from specbench.bench.scheduled import settled
 from specbench.bench.servers import Servers
 from specbench.config import SweepConfig
-from specbench.errors import SpecbenchError, UsageError
-from specbench.results.folder import refuse_content, refuse_run, refuse_unwritable
+from specbench.errors import SpecbenchError
+from specbench.results.folder import refuse_run, refuse_unwritable
 from specbench.results.reading import RUN, read_run
 from specbench.results.report import write_reports
+from specbench.results.store import RunStore
 from specbench.results.terminal import print_summary
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ def run_sweep(
         _check_output(folder, config.resume)
     if config.threads:
         torch.set_num_threads(config.threads)
-    plans = _plans(config, folder)
+    plans = plan_loads(
+        split_loads(config), lambda name, part: _plan(name, part, folder), lambda plan: plan
+    )
     for name, plan in plans.items():
         console.print(f"load {name}", style="bold", highlight=False)
         say_choices(plan, console)
@@ -100,43 +103,24 @@ def run_sweep(
     return 1 if 1 in statuses else max(statuses)
 
 
-def _plans(config: SweepConfig, folder: Path) -> dict[str, Plan]:
-    """Of every load, all of one model: how the longest context extends it holds for all."""
-    parts, plans = split_loads(config), {}
-    scaling = config.rope_scaling
-    for name, part in reversed(parts.items()):
-        there, one = folder / name, part.run_config()
-        updates = {
-            "output": there,
-            "resume": one.resume and (there / RUN).is_file(),
-            "rope_scaling": scaling,
-        }
-        if one.num_prompts is not None and one.batch_size is not None:
-            updates["num_prompts"] = max(one.num_prompts, one.batch_size)
-        try:
-            plans[name] = make_plan(settled(one.model_copy(update=updates)))
-        except SpecbenchError as error:
-            raise type(error)(f"load {name}: {error}") from error
-        scaling = plans[name].config.rope_scaling
-    seen: dict[Any, str] = {}
-    plans = {name: plans[name] for name in parts}
-    for name, plan in plans.items():
-        key = plan.rows, tuple(w.info.token_ids_sha256 for w in plan.workloads)
-        if key in seen:
-            raise UsageError(
-                f"the loads {name} and {seen[key]} are one: their prompts are the same, since none "
-                "is longer, or fewer than the batch; leave out the larger"
-            )
-        seen[key] = name
-    return plans
+def _plan(name: str, part: SweepConfig, folder: Path) -> Plan:
+    """A load's plan; it continues what its folder holds."""
+    there, one = folder / name, part.run_config()
+    updates = {"output": there, "resume": one.resume and (there / RUN).is_file()}
+    if one.num_prompts is not None and one.batch_size is not None:
+        updates["num_prompts"] = max(one.num_prompts, one.batch_size)
+    try:
+        return make_plan(settled(one.model_copy(update=updates)))
+    except SpecbenchError as error:
+        raise type(error)(f"load {name}: {error}") from error
 
 
 def _check_output(folder: Path, resume: bool) -> None:
     """Refuse early a folder that holds something else."""
     refuse_run(folder)
+    if not resume:
+        RunStore.check_free(folder)
+        return
     refuse_unwritable(folder)
-    if resume:
-        for found in folder.glob(f"*/{RUN}"):
-            read_run(found.parent)
-    else:
-        refuse_content(folder)
+    for found in folder.glob(f"*/{RUN}"):
+        read_run(found.parent)

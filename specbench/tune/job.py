@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.bench.arms import Arm
 from specbench.bench.defaults import CPU_PROMPTS, CUDA_PROMPTS, resolve_machine
 from specbench.bench.environment import gpus
+from specbench.bench.loads import plan_loads
 from specbench.bench.plan import Plan, make_plan
 from specbench.bench.redact import redact
 from specbench.bench.run import say_choices
@@ -64,26 +65,13 @@ def prepare_loads(parts: dict[str, TuneConfig], space: Space, console: "Console"
     UsageError
         Two loads have the same batch and prompts.
     """
-    jobs: dict[str, Job] = {}
-    scaling = None
-    # the longest context decides how the model's is extended, for all loads
-    for name, part in reversed(parts.items()):
+
+    def of(name: str, part: TuneConfig) -> Job:
         if name:
             console.print(f"load {name}", style="dim", markup=False, highlight=False)
-        if scaling is not None:
-            part = part.model_copy(update={"rope_scaling": scaling})
-        jobs[name] = prepare(part, space, console)
-        scaling = jobs[name].plan.config.rope_scaling
-    seen: dict[tuple[int, str], str] = {}
-    for name, job in jobs.items():
-        known = job.plan.rows, job.plan.workloads[0].info.token_ids_sha256
-        if known in seen:
-            raise UsageError(
-                f"the loads {seen[known]} and {name} are one: their prompts are the same, since "
-                "none is longer; leave out the larger --context-len"
-            )
-        seen[known] = name
-    return {name: jobs[name] for name in parts}
+        return prepare(part, space, console)
+
+    return plan_loads(parts, of, lambda job: job.plan)
 
 
 def prepare(config: TuneConfig, space: Space, console: "Console") -> Job:
