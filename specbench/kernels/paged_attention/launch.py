@@ -129,10 +129,12 @@ def default_launch(
             min_tiles=min_tiles,
             merge_bytes=160 * 1024,
             votes="turned",
-            # beside 64 rows and 128 keys there are registers for two tiles' scores
-            hold=2 if block_n == 128 else hold,
+            # the scores of 128 keys fill a thread's registers, and leave with each tile
+            hold=1 if block_n == 128 else hold // 2,
+            # few partial results stay in L2 for the next call; many would be in its way
+            partials="discard" if block_n == 128 else "keep",
         )
-    return Launch(rows, block_n, min_tiles=min_tiles, hold=hold)
+    return Launch(rows, block_n, min_tiles=min_tiles, hold=hold, partials="discard")
 
 
 def power_of_2(number: int) -> int:
