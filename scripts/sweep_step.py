@@ -170,12 +170,9 @@ def main(out: str, *shapes: str) -> None:
             "entries not ahead",
             *(f"no overlap of {op}" for op in ("gate_up", "down", "attention")),
             "library",
-            "layers in one launch",
         ):
             change(label)
-            fusion = Fusion(step=64) if label == "layers in one launch" else Fusion()
-            if label == "library":
-                fusion = Fusion(0, 0, 0, 0, 0)
+            fusion = Fusion(0, 0, 0, 0, 0) if label == "library" else Fusion()
             engine.compute = TritonCompute(engine.model, engine.cache, fusion)
             how: Normaliser = "previous" if label == "one pass" else "exact"
             vegas = Vegas(VegasParameters(gamma=GAMMA, kept_ratio=0.05, normaliser=how))

@@ -14,7 +14,6 @@ from specbench.engine.draft_steps import DraftSteps
 from specbench.engine.forward import CachedAttention, FullAttention, SparseAttention
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Layer, Transformer
-from specbench.engine.resident_step import ResidentStep
 from specbench.engine.sampling import Sampling
 from specbench.engine.triton_drafting import TritonDrafting
 from specbench.kernels.flash_attention import Peer
@@ -43,9 +42,6 @@ class Fusion:
     ----------
     qkv, o, gate_up, down, head : int
         At most 64.
-    step : int
-        Up to how many rows all layers of a draft step are one launch, where the model allows it; at
-        most 64.
     """
 
     qkv: int = MAX_ROWS
@@ -53,7 +49,6 @@ class Fusion:
     gate_up: int = MAX_ROWS
     down: int = MAX_ROWS
     head: int = MAX_ROWS
-    step: int = 0
 
 
 class TritonCompute(TritonDrafting):
@@ -152,10 +147,6 @@ class TritonCompute(TritonDrafting):
         model, fusion = self.model, self.fusion
         eps, n = model.config.rms_norm_eps, tokens.numel()
         flat, slots = (x.reshape(-1).contiguous() for x in (positions, attention.slots))
-        if n <= fusion.step and isinstance(attention, SparseAttention):
-            step = self._resident_step
-            if step is not None and step.covers(attention):
-                return Stream(*step(tokens.reshape(-1), flat, slots, attention))
         layers = cast(list[Layer], list(model.layers))
         stream = self.begin(tokens.reshape(-1), layers[0].attn_norm if n <= fusion.qkv else None)
         for index, layer in enumerate(layers):
@@ -203,11 +194,6 @@ class TritonCompute(TritonDrafting):
             else:
                 stream.add(self.projection(gated, layer.down, layer.down_bias))
         return stream
-
-    @cached_property
-    def _resident_step(self) -> ResidentStep | None:
-        """All layers in one launch; none for a model that its kernel does not take."""
-        return ResidentStep.of(self.model, self.cache)
 
     def begin(self, tokens: Tensor, norm: Tensor | None) -> "Stream":
         """The residual stream of tokens `[n]`, and the norm begun on it where it is prenormed."""

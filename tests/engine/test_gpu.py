@@ -10,7 +10,6 @@ from specbench.engine.engine import Engine
 from specbench.engine.model import Transformer
 from specbench.engine.probe import probe
 from specbench.engine.sampling import Sampling
-from specbench.engine.triton_compute import Fusion, TritonCompute
 from specbench.methods.base import EngineMethod
 from tests.support.tiny import (
     autoregressive,
@@ -158,20 +157,3 @@ def test_graphs_are_replayed_after_memory_pressure(method: EngineMethod) -> None
         }
         del small
     engine.check_integrity()
-
-
-@pytest.mark.parametrize("normaliser", ["exact", "draft"])
-def test_drafts_whose_layers_are_one_launch_of_the_graph(normaliser: str) -> None:
-    model = tiny_model(9, torch.float32, qkv_bias=True).to("cuda")
-    found = []
-    for fusion in (Fusion(), Fusion(step=64)):
-        engine = Engine(model, rows=3, max_len=240)
-        engine.compute = TritonCompute(model, engine.cache, fusion)
-        method = vegas(gamma=4, normaliser=normaliser)
-        done = decode(engine, method, prompts(9, [3, 50, 200, 17]), 32)
-        assert engine.graph_mode(method) == "full"
-        found.append([(done[i].output_ids, done[i].committed) for i in range(4)])
-    assert found[0] == found[1]
-    step = engine.compute._resident_step
-    assert step is not None
-    assert not any(space.barrier.any() for space in step._workspaces.values())

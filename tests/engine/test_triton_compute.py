@@ -140,14 +140,6 @@ def test_products_by_the_library_instead() -> None:
     assert tokens("triton", vegas(), Sampling(), Fusion(0, 0, 0, 0, 0)) == expected
 
 
-@SLOW
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_drafts_whose_layers_are_one_launch(shape: dict[str, object]) -> None:
-    expected = tokens("sdpa", autoregressive(), Sampling(), **shape)
-    method = vegas(normaliser="draft", gamma=2)
-    assert tokens("triton", method, Sampling(), Fusion(step=64), **shape) == expected
-
-
 @pytest.mark.parametrize("only", ["qkv", "o", "gate_up", "down", "head"])
 def test_one_fused_product_among_others(only: str) -> None:
     fusion = Fusion(**(dict.fromkeys(Fusion.__dataclass_fields__, 0) | {only: 64}))

@@ -147,11 +147,11 @@ def _silu_mul(gate_up, stride, out, INNER: tl.constexpr, BLOCK: tl.constexpr, PD
     at = gate_up + row * stride + column
     gate = tl.load(at, mask=inside, other=0)
     up = tl.load(at + INNER, mask=inside, other=0)
-    tl.store(out + row * INNER + column, gated(gate, up), mask=inside)
+    tl.store(out + row * INNER + column, _gated(gate, up), mask=inside)
 
 
 @triton.jit
-def gated(gate, up):
+def _gated(gate, up):
     """``silu(gate) * up``, both steps rounded to the dtype of `gate` as the model rounds them."""
     g = gate.to(tl.float32)
     silu = (g / (1 + tl.exp(-g))).to(gate.dtype)
@@ -229,6 +229,6 @@ def _gate_up(
     if bias is not None:
         gate += gate_addend.to(tl.float32)[None, :]
         up += up_addend.to(tl.float32)[None, :]
-    result = gated(gate.to(out.dtype.element_ty), up.to(out.dtype.element_ty))
+    result = _gated(gate.to(out.dtype.element_ty), up.to(out.dtype.element_ty))
     inside = (row < n)[:, None] & (own < N)[None, :]
     tl.store(out + row.to(tl.int64)[:, None] * N + own[None, :], result, mask=inside)
