@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Iterator
+from functools import wraps
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ def _pages_are_checked_after_every_request() -> Iterator[None]:
 
     release = Engine.release
 
+    @wraps(release)
     def checked(self: Engine, row: int) -> None:
         release(self, row)
         self.check_integrity()

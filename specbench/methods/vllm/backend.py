@@ -113,7 +113,9 @@ class VllmBackend(Backend):
                 raise
             self._about = {key: value for key, value in about.items() if key != "event"}
             if free is not None:
-                self._device_bytes = free - (_free_device_bytes(config) or free)
+                taken = free - (_free_device_bytes(config) or free)
+                # none of vLLM's where another process gave more back meanwhile
+                self._device_bytes = taken if taken > 0 else None
         else:
             self._process, self._about = server.process, server.about
             self._device_bytes = server.device_bytes
