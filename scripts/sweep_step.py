@@ -1,6 +1,7 @@
 """Device time of iterations by fused products: python scripts/sweep_step.py OUT [SHAPE...].
 
-SHAPE is MODEL:BATCHxCONTEXT, weights and caches random. A graph is replayed on the same state.
+SHAPE is MODEL:BATCHxCONTEXT, weights and caches random; of MODEL/4 there are 4 layers. A graph is
+replayed on the same state.
 """
 
 import csv
@@ -46,7 +47,9 @@ AHEAD = launch.MOST_AHEAD
 
 def make_engine(name: str, batch: int, context: int) -> Engine:
     """Random weights and random keys and values."""
+    name, _, layers = name.partition("/")
     config = from_hf(SHAPES[name], name)
+    config = replace(config, num_layers=int(layers or config.num_layers))
     model = Transformer(config, context + 64, torch.bfloat16, "cuda")
     randomise(model, 0)
     engine = Engine(model, rows=batch, max_len=context + 64, graphs=False)

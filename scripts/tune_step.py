@@ -1,6 +1,6 @@
 """Launches of a draft step's kernels, chosen in the step: python scripts/tune_step.py OUT SHAPE...
 
-SHAPE is MODEL:BATCHxCONTEXT. One kernel after the other takes each of its candidates while the rest
+SHAPE is MODEL:BATCHxCONTEXT, or MODEL/4:… for 4 of its layers. One kernel after the other takes each of its candidates while the rest
 stay: what a kernel costs depends on those around it, which fetch for it and make room for it.
 Processes compile in parallel first.
 """
@@ -33,6 +33,8 @@ from specbench.methods.vegas import Vegas, VegasParameters
 RATIO = 0.05
 # a draft that takes less than this much of the best time so far is better
 BETTER = 0.996
+# hidden sizes beyond this are those of models of billions
+WIDE = 2048
 # of the processes that compile, whose caches must fit beside each other
 SHORT, WORKERS = 4_000, 14
 
@@ -118,6 +120,14 @@ def candidates(op: str, engine: Engine) -> list[Any]:
             "gate_up": ((32, 64, 128), (64, 128), (1,), (4, 8), (3, 5)),
             "down": ((32, 64, 128), (64, 128), (4, 9, 18), (4, 8), (4,)),
         }
+    elif engine.config.hidden_size > WIDE:
+        # each program has a long K to stream
+        shapes |= {
+            "qkv": ((head_width,), (64, 128), (2, 3, 5), (4, 8), (3, 4)),
+            "o": ((32, 64), (128, 256), (2, 4), (4, 8), (3, 5)),
+            "gate_up": ((16, 32, 64), (64, 128, 256), (1,), (4, 8), (3, 4)),
+            "down": ((32, 64), (128, 256), (2, 4, 8), (4, 8), (4,)),
+        }
     whole_k, _, warps = whole(engine.config.hidden_size)
     shared = {
         "qkv": [(16, whole_k, 1, warps, 1), (32, whole_k, 1, warps, 1), (16, 256, 1, 4, 4)],
@@ -135,6 +145,8 @@ def candidates(op: str, engine: Engine) -> list[Any]:
 
 def flags(launch: Any) -> list[Any]:
     """The same tiles, entered and fetched otherwise."""
+    if isinstance(launch, sparse.Launch):
+        return [replace(launch, early=tiles) for tiles in (0, 1, 2, 4)]
     if not hasattr(launch, "pdl"):
         return []
     found = [
@@ -207,8 +219,11 @@ def tune(shape: str, write: Any) -> None:
     pool = ProcessPoolExecutor(WORKERS, get_context("spawn"), begin, (name, batch, width))
     with pool:
         list(pool.map(compile_one, *zip(*jobs, strict=True), chunksize=2))
+    print(shape, flush=True)
+    milliseconds(engine, vegas(context, width), context, "draft", True)
     best = drafts(engine, context, width)
     write(shape, "rule", "", best)
+    print(f"{shape:32} {'rule':8} {best / GAMMA:.3f} ms a step", flush=True)
     for op in RULES:
         for stage in (candidates(op, engine), None):
             tried = flags(chosen.get(op) or rule(op, engine)) if stage is None else stage
