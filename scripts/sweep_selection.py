@@ -1,5 +1,7 @@
 """Launches of the selection, each timed at a few shapes: python scripts/sweep_selection.py OUT.
 
+Scores are of 16 bits, as Vegas has them with a model of 16 bits.
+
 Processes compile in parallel first; then one times them all, the better guesses first, and writes
 each row as it comes. A row has the lists that took the slow path, too.
 """
@@ -79,7 +81,8 @@ def launches(shape: Shape) -> list[Launch]:
 def inputs(shape: Shape, device: str, seed: int) -> Tensor:
     """Scores skewed as weights of attention are: most are next to nothing."""
     generator = torch.Generator(device).manual_seed(seed)
-    return torch.empty(shape[:4], device=device).exponential_(generator=generator).pow_(4)
+    scores = torch.empty(shape[:4], device=device).exponential_(generator=generator).pow_(4)
+    return scores.bfloat16()
 
 
 def call(
@@ -100,7 +103,11 @@ def compile_one(shape: Shape, launch: Launch, device: str = "cuda") -> str | Non
     """Compile a launch; why it cannot be, or None."""
     try:
         # shapes are no constants of the kernel: one layer will do, but for the strides
-        call((1, *shape[1:]), launch, torch.zeros(1, *shape[1:4], device=device))[0]()
+        call(
+            (1, *shape[1:]),
+            launch,
+            torch.zeros(1, *shape[1:4], dtype=torch.bfloat16, device=device),
+        )[0]()
         if device == "cuda":
             torch.cuda.synchronize()
     except Exception as error:  # such a launch is a row without a time
@@ -147,7 +154,7 @@ def main(out: str) -> None:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         for name, shape in SHAPES.items():
-            nbytes = 4 * shape[0] * shape[1] * shape[2] * shape[3]
+            nbytes = 2 * shape[0] * shape[1] * shape[2] * shape[3]
             pools = [inputs(shape, "cuda", seed) for seed in range(pool_count(nbytes, "cuda"))]
             rows: list[dict[str, Any]] = []
             for launch in launches(shape):

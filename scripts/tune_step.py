@@ -1,8 +1,8 @@
 """Launches of a draft step's kernels, chosen in the step: python scripts/tune_step.py OUT SHAPE...
 
-SHAPE is MODEL:BATCHxCONTEXT, or MODEL/4:… for 4 of its layers. One kernel after the other takes each of its candidates while the rest
-stay: what a kernel costs depends on those around it, which fetch for it and make room for it.
-Processes compile in parallel first.
+SHAPE is MODEL:BATCHxCONTEXT, or MODEL/4:… for 4 of its layers. One kernel after the other takes
+each of its candidates while the rest stay: what a kernel costs depends on those around it, which
+fetch for it and make room for it. Processes compile in parallel first.
 """
 
 import csv

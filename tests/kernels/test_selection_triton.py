@@ -131,6 +131,28 @@ def test_kinds_of_scores(kind: str, dtype: torch.dtype) -> None:
     check(run(scores, ranked, keep, 63), scores, ranked, keep)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", ["both", "negative", "steps", "zeros", "infinite", "tiny"])
+def test_the_search_ends_at_a_value_of_the_type(kind: str, dtype: torch.dtype) -> None:
+    """Of 16 bits the scores have many equals, and a search between neighbours finds none."""
+    for seed in range(4):
+        length, keep = 90 + 190 * seed, (7, 30, 80, 333)[seed]
+        scores = scores_of(seed, 1, 1, 2, length)
+        if kind == "negative":
+            scores = -scores.abs()
+        elif kind == "steps":
+            scores = (2 * scores).round() / 2
+        elif kind == "zeros":
+            scores[..., ::3], scores[..., 1::5] = 0.0, -0.0
+        elif kind == "infinite":
+            scores[..., ::4], scores[..., 2::9] = -torch.inf, torch.inf
+        elif kind == "tiny":
+            scores = 1e-6 * scores
+        scores = scores.to(dtype)
+        launch = replace(SMALL, margin=(-100.0, 0.0, 1.0, 8.0)[seed])
+        check(run(scores, [length], [keep], keep, launch=launch), scores, [length], [keep])
+
+
 @pytest.mark.parametrize("keep", [0, 1, 299, 301, 600])
 def test_any_number_may_be_kept(keep: int) -> None:
     scores = scores_of(2, 1, 2, 1, 600)

@@ -41,7 +41,16 @@ def _reach(value, bound):
 
 
 @triton.jit
-def _middle(low, at_low, top, at_top, need, step):
+def _last_between(low, top, BITS: tl.constexpr):
+    """The last key below `top` to try, where `BITS` low bits tell no values apart.
+
+    It is past `low` while there are values to be told apart.
+    """
+    return ((top - 1) >> BITS) << BITS
+
+
+@triton.jit
+def _middle(low, at_low, top, at_top, need, step, BITS: tl.constexpr):
     """A key between `low` and `top`: where about `need` values should reach it, or half way.
 
     Of the two ends the one that is further off is to come near, so the guess aims past `need` by
@@ -57,7 +66,8 @@ def _middle(low, at_low, top, at_top, need, step):
     share = (over + past) / (over + under)
     span = (top - low).to(tl.float32)
     guess = low + (span * tl.where(step % 3 == 2, 0.5, share)).to(tl.int64)
-    return tl.minimum(tl.maximum(guess, low + 1), top - 1)
+    first = ((low >> BITS) + 1) << BITS
+    return tl.minimum(tl.maximum((guess >> BITS) << BITS, first), _last_between(low, top, BITS))
 
 
 @triton.jit
@@ -76,6 +86,7 @@ def threshold(
     COLUMNS: tl.constexpr,
     SAMPLES: tl.constexpr,
     RUN: tl.constexpr,
+    BITS: tl.constexpr,
 ):
     """The key of a score that in all likelihood `need` entries reach, and not many more."""
     column = tl.arange(0, COLUMNS)[:, None]
@@ -100,8 +111,8 @@ def threshold(
     if at_low <= rank:
         low = low * 0 + LEAST
         at_low = rank
-    while (top - low > 1) & (at_low > enough):
-        middle = _middle(low, at_low, top, at_top, rank, step)
+    while (_last_between(low, top, BITS) > low) & (at_low > enough):
+        middle = _middle(low, at_low, top, at_top, rank, step, BITS)
         reached = tl.sum(_reach(value, _value(middle)), 0)
         if reached >= rank:
             low = middle
@@ -227,6 +238,7 @@ def choose(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     KEPT: tl.constexpr,
+    BITS: tl.constexpr,
 ):
     """Write the `need` best entries, of which `reaching` in each column reach the key `low`.
 
@@ -245,8 +257,8 @@ def choose(
     at_top = 0
     step = 0
     # `low` is reached by enough, `top` by too few
-    while (top - low > 1) & (at_low > need):
-        middle = _middle(low, at_low, top, at_top, need, step)
+    while (_last_between(low, top, BITS) > low) & (at_low > need):
+        middle = _middle(low, at_low, top, at_top, need, step, BITS)
         bound = _value(middle)
         columns = _reach(kept, bound)
         for start in range(KEPT, deepest, DEPTH):
@@ -267,10 +279,10 @@ def choose(
     # all that reach `low`, or those above it and then its equals while there is room
     tied = at_low > need
     for turn in range(0, tl.where(tied, 2, 1)):
-        first = tl.where(tied & (turn == 0), low + 1, low)
+        first = tl.where(tied & (turn == 0), top, low)
         least = _value(first)
         before = _before(first)
-        last = tl.where(turn == 0, float("inf"), least)
+        last = tl.where(turn == 0, float("inf"), _value(top - 1))
         each = tl.where(tied, tl.where(turn == 0, above, reaching - above), reaching)
         at = tl.where(turn == 0, 0, at_top) + tl.cumsum(each, 0) - each
         for start in range(0, deepest, DEPTH):

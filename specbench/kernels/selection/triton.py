@@ -18,7 +18,8 @@ from specbench.kernels.selection.device import (
 )
 from specbench.kernels.selection.workspace import SelectionWorkspace
 
-_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+# types of scores: low bits that none of their values has as float32
+_TYPES = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 # numbers for whose values no code of its own is compiled: a call's shape, and strides that would
 # vectorise loads, whose layout would then differ from that of all else
 _PLAIN = [
@@ -110,6 +111,7 @@ def select(
         KEPT=launch.kept,
         SAMPLES=launch.samples,
         RUN=launch.run,
+        BITS=_TYPES[scores.dtype],
         num_warps=launch.warps,
         maxnreg=launch.registers,
         **dependent(True, scores.device),
@@ -121,6 +123,7 @@ def select(
         PAGE=page,
         COLUMNS=launch.columns,
         DEPTH=launch.depth,
+        BITS=_TYPES[scores.dtype],
         num_warps=launch.warps,
         maxnreg=launch.registers,
         **dependent(True, scores.device),
@@ -200,6 +203,7 @@ def _select(
     KEPT: tl.constexpr,
     SAMPLES: tl.constexpr,
     RUN: tl.constexpr,
+    BITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """List by list: a threshold from a sample, all that reaches it, the best of that."""
@@ -219,7 +223,7 @@ def _select(
             bound = tl.full([], LEAST, tl.int64)
             # as many as the lists hold at least
             if entries > 2 * SAMPLES:
-                bound = threshold(line, entries, need, MARGIN, COLUMNS, SAMPLES, RUN)
+                bound = threshold(line, entries, need, MARGIN, COLUMNS, SAMPLES, RUN, BITS)
             # minus infinity has no predecessor: it is left to the rescue
             bound = tl.maximum(bound, LEAST + 1)
             counts = tl.zeros([COLUMNS], tl.int32)
@@ -247,7 +251,7 @@ def _select(
             if good:
                 choose(
                     *(own, counts, deepest, entries, bound, counts, need, sinks, window),
-                    *(pages, target, True, False, PAGE, COLUMNS, DEPTH, KEPT),
+                    *(pages, target, True, False, PAGE, COLUMNS, DEPTH, KEPT, BITS),
                 )
             else:
                 tl.store(failed + tl.atomic_add(queue + 1, 1, sem="relaxed"), row)
@@ -287,6 +291,7 @@ def _rescue(
     PAGE: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    BITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A list whose threshold let too few or too many through: search the scores themselves."""
@@ -306,7 +311,7 @@ def _rescue(
         deepest = tl.cdiv(entries, COLUMNS)
         chosen = choose(
             *(line, counts, deepest, entries, bound, counts, need, sinks, window),
-            *(pages, target, False, FORCED, PAGE, COLUMNS, DEPTH, DEPTH),
+            *(pages, target, False, FORCED, PAGE, COLUMNS, DEPTH, DEPTH, BITS),
         )
         fill(target, chosen, width, COLUMNS)
         turn = tl.atomic_add(queue + 2, 1)
