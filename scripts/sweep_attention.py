@@ -2,8 +2,8 @@
 
 Processes compile in parallel first; then one times them all, a launch after another, and writes
 each row as it comes. Of paged attention a row has the pass without collection, with collection in
-one pass, with it but without its stores (nothing is ranked), and with scores of 16 bits. Of
-selected attention it has the one kernel.
+one pass, with it but without its stores (nothing is ranked), with scores of 16 bits, and with
+votes of all rows (of 16 bits too). Of selected attention it has the one kernel.
 """
 
 import csv
@@ -34,7 +34,8 @@ from specbench.kernels.sparse_attention.triton import sparse_attention
 
 CASES = ("verify.4x100000", "verify.64x24000", "verify.16x24000")
 PLAIN, ONE_PASS, UNSTORED, NARROW = "plain", "one_pass", "unstored", "narrow"
-KINDS = (PLAIN, ONE_PASS, UNSTORED, NARROW)
+ALL = "all_rows"
+KINDS = (PLAIN, ONE_PASS, UNSTORED, NARROW, ALL)
 REPEATS = 3
 PROCESSORS = 132  # of an H200
 
@@ -111,6 +112,10 @@ def launches(case: Case) -> list[Any]:
         whole = replace(own, block_n=128, min_tiles=2, stages=3, hold=2)
         tried += [whole, half, replace(half, stages=4), replace(half, stages=5, hold=1)]
     # a third program, for fewer registers
+    every = replace(own, votes="weights")
+    tried += [every, *(replace(every, hold=hold) for hold in (1, 2, 4, 8))]
+    tried += [replace(every, partials=fate) for fate in ("", "keep", "discard")]
+    tried += [replace(half, votes="weights"), replace(half, votes="weights", stages=4)]
     third = replace(half, programs=3, registers=168)
     tried += [third, replace(third, hold=1), replace(third, stages=4)]
     tried += [replace(third, partials="discard"), replace(third, programs=6)]
@@ -140,7 +145,9 @@ def kernels(case: Case, launch: Any, made: Inputs) -> dict[str, Callable[[], obj
             *(x.q.dtype, device, collect, collect is not None, launch),
         )
 
+    everyone = launch.votes == "weights"
     plain, normed = attention(None), attention(Collect())
+    voted = attention(Collect(queries="all")) if everyone else normed
     q_lens = torch.full_like(x.lens, case.rows)
     common = x.q, x.keys, x.values, x.table, x.lens, q_lens, scale
     norm = torch.zeros(case.batch, normed.collecting.rows, case.heads, device=device)
@@ -149,7 +156,10 @@ def kernels(case: Case, launch: Any, made: Inputs) -> dict[str, Callable[[], obj
     narrow = torch.empty(shape, dtype=torch.bfloat16, device=device)
     ranked = (x.lens - case.rows + 1).clamp(min=0)
     one_pass = partial(normed, *common, out=out, norm=norm)
+    norms = torch.zeros(case.batch, voted.collecting.rows, case.heads, device=device)
+    all_rows = partial(voted, *common, out=out, norm=norms, ranked=ranked, scores=narrow)
     return {
+        ALL: all_rows,
         PLAIN: partial(plain, *common, out=out),
         ONE_PASS: partial(one_pass, ranked=ranked, scores=scores),
         UNSTORED: partial(one_pass, ranked=torch.zeros_like(ranked), scores=scores),
@@ -163,7 +173,10 @@ def wanted(case: Case, launch: Any) -> tuple[str, ...]:
     if case.op == "sparse":
         return (PLAIN,)
     if launch == own:
-        return KINDS
+        return KINDS if own.votes == "weights" else KINDS[:-1]
+    if launch.votes == "weights":
+        # tiles of 64 rows have such votes of all rows alone
+        return (ONE_PASS, ALL) if launch.block_m < 64 else (ALL,)
     same = replace(launch, votes=own.votes, hold=own.hold, store=own.store) == own
     return (ONE_PASS, UNSTORED, NARROW) if same else (PLAIN, ONE_PASS)
 
@@ -198,7 +211,7 @@ def times(case: Case, launch: Any, pools: list[Inputs]) -> dict[str, float]:
 def show(case: Case, rows: list[dict[str, Any]]) -> None:
     """The rule's row, and the best of each kind."""
     seen = [rows[0]]
-    for kind in (ONE_PASS, PLAIN):
+    for kind in (ONE_PASS, PLAIN, ALL):
         seen += sorted((r for r in rows if kind in r), key=itemgetter(kind))[:4]
     print(f"{case.name:19}" + "".join(f"{kind:>10}" for kind in KINDS))
     for row in {row["launch"]: row for row in seen}.values():
