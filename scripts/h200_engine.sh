@@ -11,13 +11,14 @@
 #   eight.BxCONTEXT     the shape of Qwen3-8B with random weights, vLLM beside
 #   of the last four, B and CONTEXT may be lists: each load is a folder in that of the stage
 #   roofline      the same shape, 4 x 100,000: Vegas's device time against its bytes
-# GAMMA, RATIO and NORMALISER set Vegas; without them its defaults hold.
+# GAMMA, RATIO, NORMALISER and QUERIES set Vegas; without them its defaults hold.
 set -euo pipefail
 model=$1 prompts=$2 out=$3
 shift 3
 vegas=()
 [[ -z ${GAMMA:-} ]] || vegas+=(--gamma "$GAMMA")
 [[ -z ${RATIO:-} ]] || vegas+=(--kept-ratio "$RATIO")
+[[ -z ${QUERIES:-} ]] || vegas+=(--queries "$QUERIES")
 [[ -z ${NORMALISER:-} ]] || vegas+=(--normaliser "$NORMALISER")
 vllm=(--vllm-arg max_model_len=24832)
 mkdir -p "$out"
