@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> tuple[Pa
     done = specbench(
         *("run", "--method", "vllm", "--method", "vegas", "--dataset", "govreport"),
         *("--source", data_folder / "govreport.jsonl", "--num-prompts", 10, "--batch-size", 2),
-        *("--context-len", 400, "--max-new-tokens", 24, "--repeats", 1, "--output", "out"),
+        *("--context-len", 400, "--max-new-tokens", 16, "--repeats", 1, "--output", "out"),
         *("--vllm-python", real_python(), *EAGER),
         cwd=folder,
         timeout=540,
