@@ -83,7 +83,10 @@ def sparse_launches(case: Case, own: sparse.Launch) -> list[sparse.Launch]:
     tried = [own, *(replace(own, early=tiles) for tiles in (0, 1, 2, 4))]
     if case.dim > 64:
         shapes = [(64, 2, 3, 3), (64, 8, 3, 2), (64, 4, 4, 2), (64, 4, 2, 4), (128, 4, 2, 3)]
-        return [*tried, *(sparse.Launch(*shape, 2) for shape in shapes)]
+        # narrower tiles share a short list more evenly
+        shapes += [(32, 2, 4, 3), (32, 2, 6, 3), (32, 4, 4, 3), (32, 2, 4, 4), (32, 1, 4, 4)]
+        narrow = [sparse.Launch(32, 2, stages, 3, 4, early=2) for stages in (4, 6)]
+        return [*tried, *(sparse.Launch(*shape, 2) for shape in shapes), *narrow]
     cut = itertools.product([(64, 2, 3), (64, 4, 3), (128, 4, 2)], (3, 4))
     tried += [sparse.Launch(*tile, programs, 2) for tile, programs in cut]
     if case.batch > 16:
