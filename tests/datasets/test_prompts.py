@@ -49,7 +49,7 @@ BODIES = st.lists(
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(body=BODIES, context_len=st.integers(1, 700), template=st.booleans())
 def test_count_never_above_limit_and_head_and_question_stay(

@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> tuple[Pa
     done = specbench(
         *("run", "--method", "vllm", "--method", "vegas", "--dataset", "govreport"),
         *("--source", data_folder / "govreport.jsonl", "--num-prompts", 10, "--batch-size", 2),
-        *("--context-len", 400, "--max-new-tokens", 16, "--repeats", 1, "--output", "out"),
+        *("--context-len", 400, "--max-new-tokens", 12, "--repeats", 1, "--output", "out"),
         *("--vllm-python", real_python(), *EAGER),
         cwd=folder,
         timeout=540,
@@ -85,7 +85,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         "num_prompts": 3,
         "batch_size": 2,
         "context_len": 300,
-        "max_new_tokens": 40,
+        "max_new_tokens": 16,
         "vllm_python": real_python(),
         "vllm_arg": (EAGER[1],),
         "output": tmp_path_factory.mktemp("backend"),
