@@ -8,7 +8,8 @@
 #   train                  one part of the training; again until it says that all steps are done
 #   ablation.NAME          200 short steps; NAME is all, no-anchor-offset or no-flash-noise
 #   compare                all against no-anchor-offset, at both places of large positions
-#   BATCHxCONTEXT[.GAMMA]  trees (TREE_SHAPE) beside autoregressive decoding, or chains of GAMMA tokens
+#   BATCHxCONTEXT[.GAMMA]  trees (TREE_SHAPE), or chains of GAMMA tokens, beside autoregressive decoding
+#                          and vLLM (unless METHODS names others); B and CONTEXT may be lists: B,BxC,C
 set -euo pipefail
 model=$1 recipe=$2 out=$3
 shift 3
@@ -57,12 +58,14 @@ for stage in "$@"; do
     *)
         shape=${stage%.*} drafts=(--drafts tree --tree-shape "${TREE_SHAPE:-4,16,16,16,16}")
         [[ $stage != *.* ]] || drafts=(--drafts chain --gamma "${stage#*.}")
-        batch=${shape%x*}
-        python3 -m specbench run --model "$model" --method longspec \
+        methods=${METHODS:-longspec,vllm} vllm=()
+        [[ $methods != *vllm* ]] || vllm=(--vllm-arg "max_model_len=${MAX_MODEL_LEN:-24832}")
+        python3 -m specbench run --model "$model" --method "$methods" "${vllm[@]}" \
             --draft-weights "${DRAFT:-$out/train/draft}" "${drafts[@]}" \
             --dataset "file:$out/text/prompts.jsonl" --no-chat-template \
-            --batch-size "$batch" --num-prompts $((batch > 4 ? batch : 4)) \
-            --context-len "${shape#*x}" --max-new-tokens 256 --repeats 3 --output "$out/$stage"
+            --batch-size "${shape%x*}" --num-prompts "${PROMPTS:-8}" \
+            --context-len "${shape#*x}" --max-new-tokens 256 --repeats 3 --reuse-prompts \
+            --output "$out/${stage//,/+}"
         ;;
     esac
 done
