@@ -41,6 +41,7 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     assert max(shared.values()) <= 227 * 1024
 
 
+@pytest.mark.slow
 def test_all_rows_vote_without_spills(tmp_path: Path) -> None:
     stacks = printed("stacks()", tmp_path)
     for name, (first_last, every) in stacks.items():
