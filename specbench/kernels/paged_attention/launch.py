@@ -31,8 +31,8 @@ class Launch:
     min_tiles : int
         Fewest key tiles a program takes: bounds the partial results of short contexts.
     merge_bytes : int
-        Where the partial results of a job are expected to be no more than this, the last of its
-        programs merges them; otherwise a second kernel does.
+        Where the partial results of a job are expected to be no more than this, in float32, the
+        last of its programs merges them; otherwise a second kernel does.
     votes : {"weights", "probe", "turned"}
         What the scores of one pass are made of: the weights that the softmax has, rescaled and
         summed over rows; a product of the collected rows with the keys; or that product with keys
@@ -47,6 +47,8 @@ class Launch:
         What becomes of partial results in L2, of which nothing is needed once they are merged:
         they are written to memory when keys and values take their place; kept for the next call,
         which overwrites them ("keep": evicted last); or dropped when they have been merged.
+    narrow : bool
+        Partial results are kept in the 16 bits of queries of 16 bits: half of what is written.
     registers : int, optional
         Most of a thread. Fewer than 255 let three programs of 4 warps be resident (168).
     """
@@ -63,6 +65,7 @@ class Launch:
     hold: int = 1
     store: Literal["", ".cs", ".cg", ".wb"] = ".cs"
     partials: Literal["", "keep", "discard"] = ""
+    narrow: bool = False
     registers: int | None = None
 
 

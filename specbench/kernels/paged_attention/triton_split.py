@@ -141,7 +141,7 @@ def merge_partials(
             mask=there[:, :, None],
             other=0.0,
             cache_modifier=".cg",
-        )
+        ).to(tl.float32)
         peak = tl.maximum(top, tl.max(lse2, 0))
         weight = tl.exp2(lse2 - peak[None, :])
         fade = tl.exp2(top - peak)
@@ -151,7 +151,8 @@ def merge_partials(
     if DISCARD:
         # all threads have read before one of them drops anything
         tl.debug_barrier()
-        line = tl.arange(0, d.shape[0] // 32) * 32
+        LINE: tl.constexpr = 1024 // partial_ptr.dtype.element_ty.primitive_bitwidth
+        line = tl.arange(0, d.shape[0] // LINE) * LINE
         for first in tl.range(0, parts, BLOCK_S, num_stages=1):
             part = first + s
             slot = 2 * (leading + part) + tl.where(part == 0, cut, 0)

@@ -96,7 +96,8 @@ class PagedAttention:
         self.merged_rows = min(power_of_2(max(1, waves)), power_of_2(self.tile_rows))
         # of the first and the last job of each program, which may be others' too
         partials = 2 * self.programs, launch.block_m
-        self.partial = torch.empty(*partials, self.padded_d, device=device)
+        kind = dtype if launch.narrow and dtype.itemsize == 2 else torch.float32
+        self.partial = torch.empty(*partials, self.padded_d, dtype=kind, device=device)
         self.partial_lse = torch.empty(partials, device=device)
         self.arrived = torch.zeros(rows * self.jobs, dtype=torch.int32, device=device)
         self.collecting = Collecting()
@@ -186,6 +187,7 @@ class PagedAttention:
         probed = kept.votes and not weighed
         front = weighed and slots <= FRONT < launch.block_m and tiles == 1
         options = dependent(True, q.device)
+        whole_lines = self.padded_d * self.partial.itemsize >= 128
         merge_m = power_of_2(self.tile_rows) if self.fused else self.merged_rows
         both = {
             "QUERIES": queries,
@@ -204,7 +206,7 @@ class PagedAttention:
             # a step of merging loads what an eighth of the registers holds
             "MERGE_S": min(32, max(1, 1024 * launch.warps // (merge_m * self.padded_d))),
             # whole lines of L2, and not where the kernels are interpreted
-            "DISCARD": launch.partials == "discard" and self.padded_d >= 32 and options["PDL"],
+            "DISCARD": launch.partials == "discard" and whole_lines and options["PDL"],
             "num_warps": launch.warps,
             **options,
         }
