@@ -105,7 +105,6 @@ def launches(case: Case) -> list[Any]:
     tried += [replace(own, hold=1, store=""), replace(own, votes="turned")]
     tried += [replace(own, partials=fate) for fate in ("keep", "discard")]
     tried.append(replace(own, narrow=True))
-    tried += [replace(own, tail=cent, partials="discard") for cent in (5, 10, 20)]
     if own.block_m < 64:
         half = replace(own, block_n=32, min_tiles=8, stages=5, hold=16)
         # warp-group products: no thread waits for those of another warp
@@ -115,14 +114,10 @@ def launches(case: Case) -> list[Any]:
         half = replace(own, block_n=64, min_tiles=4, stages=3, hold=8)
         whole = replace(own, block_n=128, min_tiles=2, stages=3, hold=2)
         tried += [whole, half, replace(half, stages=4), replace(half, stages=5, hold=1)]
-    # a third program, for fewer registers
     every = replace(own, votes="weights")
     tried += [every, *(replace(every, hold=hold) for hold in (1, 2, 4, 8))]
     tried += [replace(every, partials=fate) for fate in ("", "keep", "discard")]
     tried += [replace(half, votes="weights"), replace(half, votes="weights", stages=4)]
-    third = replace(half, programs=3, registers=168)
-    tried += [third, replace(third, hold=1), replace(third, stages=4)]
-    tried += [replace(third, partials="discard"), replace(third, programs=6)]
     if case.batch == 1:
         tried += [
             replace(own, min_tiles=tiles, merge_bytes=most)

@@ -57,7 +57,14 @@ def calls() -> None:
     launch((4, 51, 32, 128), 8, bf16, columns=51)
     launch((2, 1, 6, 80), 2, fp16, how=Launch(16, 64, partials="discard"))
     launch((1, 9, 14, 64), 2, bf16, how=Launch(64, 64, merge_bytes=1 << 20, partials="discard"))
-    launch((4, 7, 32, 128), 8, bf16, Collect(), one_pass=True, how=Launch(32, 32, registers=168))
+    launch(
+        (4, 7, 32, 128),
+        8,
+        bf16,
+        Collect(),
+        one_pass=True,
+        how=Launch(32, 32, narrow=True, partials="discard"),
+    )
     # more rows than a tile of them holds
     launch((4, 25, 14, 64), 2, bf16, Collect(queries="all"), one_pass=True)
     launch((2, 1, 6, 64), 2, torch.float32)

@@ -25,9 +25,6 @@ class Launch:
     programs : int
         Programs a multiprocessor. Each takes an equal share of the batch's key tiles, so as many
         as can be resident make one even wave; more even out processors of unequal speed.
-    tail : int
-        Per cent of the key tiles that are left to as many programs again, which start where the
-        first ones have ended: multiprocessors of unequal speed then share the work more evenly.
     min_tiles : int
         Fewest key tiles a program takes: bounds the partial results of short contexts.
     merge_bytes : int
@@ -49,8 +46,6 @@ class Launch:
         which overwrites them ("keep": evicted last); or dropped when they have been merged.
     narrow : bool
         Partial results are kept in the 16 bits of queries of 16 bits: half of what is written.
-    registers : int, optional
-        Most of a thread. Fewer than 255 let three programs of 4 warps be resident (168).
     """
 
     block_m: int
@@ -58,7 +53,6 @@ class Launch:
     warps: int = 4
     stages: int = 4
     programs: int = 2
-    tail: int = 0
     min_tiles: int = 4
     merge_bytes: int = 0
     votes: Literal["weights", "probe", "turned"] = "weights"
@@ -66,7 +60,6 @@ class Launch:
     store: Literal["", ".cs", ".cg", ".wb"] = ".cs"
     partials: Literal["", "keep", "discard"] = ""
     narrow: bool = False
-    registers: int | None = None
 
 
 # (head dim as a power of two, entry of ROW_TILES, collecting): measured to be better than the rule

@@ -21,9 +21,7 @@ from specbench.kernels.paged_attention.triton_split import (
     finished,
     job_at,
     merge_partials,
-    program_at,
-    shares_of,
-    start_of,
+    share_of,
     tiles_of,
 )
 from specbench.kernels.paged_attention.triton_tiles import attend_tiles
@@ -243,7 +241,6 @@ def attend_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    TAIL: tl.constexpr,
     MERGE_M: tl.constexpr,
     MERGE_S: tl.constexpr,
     DISCARD: tl.constexpr,
@@ -262,12 +259,10 @@ def attend_kernel(
     JOBS: tl.constexpr = KV_HEADS * ROW_TILES
     SPREAD: tl.constexpr = COLLECT == NORMED and ROW_TILES > 1
     tiles = tiles_of(kv_lens_ptr, q_lens_ptr, requests, PADDED_R, BLOCK_N)
-    share, late_share, early = shares_of(tiles, tl.num_programs(0), JOBS, MIN_TILES, TAIL)
+    share = share_of(tiles, tl.num_programs(0), JOBS, MIN_TILES)
     program = tl.program_id(0)
-    start = start_of(program, share, late_share, early)
-    stop = start_of(program + 1, share, late_share, early)
-    stop = tl.minimum(stop, tl.sum(tiles) * JOBS)
-    unit = start
+    unit = program * share
+    stop = tl.minimum(unit + share, tl.sum(tiles) * JOBS)
     m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, PADDED_D)
     while unit < stop:
@@ -332,8 +327,7 @@ def attend_kernel(
         if unit + last - first == stop:
             fetch_share(following, PARTS)
             release_next(PDL)
-        leading = program_at(begin, share, late_share, early)
-        parts = program_at(begin + count - 1, share, late_share, early) - leading + 1
+        parts = (begin + count - 1) // share - begin // share + 1
         if parts == 1:
             write_rows(
                 value,
@@ -355,7 +349,7 @@ def attend_kernel(
                 WHICH,
             )
         else:
-            slot = 2 * program + (unit != start).to(tl.int32)
+            slot = 2 * program + (unit != program * share).to(tl.int32)
             at = slot.to(tl.int64) * BLOCK_M + m
             tl.store(partial_lse_ptr + at, lse2, mask=live)
             tl.store(
@@ -377,8 +371,8 @@ def attend_kernel(
                     merged, merged_lse2 = merge_partials(
                         partial_ptr,
                         partial_lse_ptr,
-                        leading,
-                        begin != start_of(leading, share, late_share, early),
+                        begin,
+                        share,
                         parts,
                         few,
                         few_live,

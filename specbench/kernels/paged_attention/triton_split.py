@@ -25,35 +25,9 @@ def tiles_of(kv_lens_ptr, q_lens_ptr, requests, PADDED: tl.constexpr, BLOCK_N: t
 
 
 @triton.jit
-def shares_of(tiles, programs, JOBS: tl.constexpr, MIN_TILES: tl.constexpr, TAIL: tl.constexpr):
-    """Key tiles of each early program and of each late one, and how many are early.
-
-    All take the same, or TAIL per cent are left to the second half of the programs: they start
-    where early ones have ended, so that fast processors do more of the work.
-    """
-    units = tl.sum(tiles) * JOBS
-    if TAIL == 0:
-        share = tl.maximum(tl.cdiv(units, programs), MIN_TILES)
-        return share, share, programs
-    else:
-        early = programs // 2
-        share = tl.maximum(tl.cdiv(units * (100 - TAIL), early * 100), MIN_TILES)
-        rest = tl.maximum(units - share * early, 0)
-        return share, tl.maximum(tl.cdiv(rest, programs - early), MIN_TILES), early
-
-
-@triton.jit
-def start_of(program, share, late_share, early):
-    """The first of a program's key tiles."""
-    late = early * share + (program - early) * late_share
-    return tl.where(program < early, program * share, late)
-
-
-@triton.jit
-def program_at(unit, share, late_share, early):
-    """The program that takes key tile `unit`."""
-    program = unit // share
-    return tl.where(program < early, program, early + (unit - early * share) // late_share)
+def share_of(tiles, programs, JOBS: tl.constexpr, MIN_TILES: tl.constexpr):
+    """Key tiles that each program takes, of JOBS jobs a request."""
+    return tl.maximum(tl.cdiv(tl.sum(tiles) * JOBS, programs), MIN_TILES)
 
 
 @triton.jit
@@ -105,11 +79,25 @@ def discard(pointers, there):
 
 
 @triton.jit
+def parts_at(first, begin, share, parts, m, live, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr):
+    """Where the rows `m` of BLOCK_S parts of a job lie, from its part `first` on, and which are.
+
+    A program leaves its part of the first job that it works on in slot ``2 * program``, and of the
+    last in the next. All programs of a job but its first begin with it.
+    """
+    part = first + tl.arange(0, BLOCK_S)
+    cut = (begin % share != 0).to(tl.int32)
+    slot = 2 * (begin // share + part) + tl.where(part == 0, cut, 0)
+    at = slot.to(tl.int64)[:, None] * BLOCK_M + m[None, :]
+    return at, (part < parts)[:, None] & live[None, :]
+
+
+@triton.jit
 def merge_partials(
     partial_ptr,
     partial_lse_ptr,
-    leading,
-    cut,
+    begin,
+    share,
     parts,
     m,
     live,
@@ -118,22 +106,12 @@ def merge_partials(
     BLOCK_S: tl.constexpr,
     DISCARD: tl.constexpr,
 ):
-    """Attention `[len(m), D]` and log2-sum-exp of a job's `live` rows, from its `parts` parts.
-
-    A program leaves its part of the first job that it works on in slot ``2 * program``, and of the
-    last in the next. All programs of a job but the `leading` one begin with it; that does where it
-    is not `cut`.
-    """
-    cut = cut.to(tl.int32)
-    s = tl.arange(0, BLOCK_S)
+    """Attention `[len(m), D]` and log2-sum-exp of a job's `live` rows, from its `parts` parts."""
     top = tl.full([m.shape[0]], LOWEST, tl.float32)
     total = tl.zeros([m.shape[0]], tl.float32)
     acc = tl.zeros([m.shape[0], d.shape[0]], tl.float32)
     for first in tl.range(0, parts, BLOCK_S, num_stages=4):
-        part = first + s
-        slot = 2 * (leading + part) + tl.where(part == 0, cut, 0)
-        at = slot.to(tl.int64)[:, None] * BLOCK_M + m[None, :]
-        there = (part < parts)[:, None] & live[None, :]
+        at, there = parts_at(first, begin, share, parts, m, live, BLOCK_M, BLOCK_S)
         # not through L1, which does not see what other processors wrote
         lse2 = tl.load(partial_lse_ptr + at, mask=there, other=-float("inf"), cache_modifier=".cg")
         value = tl.load(
@@ -154,10 +132,7 @@ def merge_partials(
         LINE: tl.constexpr = 1024 // partial_ptr.dtype.element_ty.primitive_bitwidth
         line = tl.arange(0, d.shape[0] // LINE) * LINE
         for first in tl.range(0, parts, BLOCK_S, num_stages=1):
-            part = first + s
-            slot = 2 * (leading + part) + tl.where(part == 0, cut, 0)
-            at = slot.to(tl.int64)[:, None] * BLOCK_M + m[None, :]
-            there = (part < parts)[:, None] & live[None, :]
+            at, there = parts_at(first, begin, share, parts, m, live, BLOCK_M, BLOCK_S)
             lines = partial_ptr + at[:, :, None] * d.shape[0] + line[None, None, :]
             discard(lines, there[:, :, None])
     return finished(acc, total, top)
@@ -188,7 +163,6 @@ def merge_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MIN_TILES: tl.constexpr,
-    TAIL: tl.constexpr,
     MERGE_M: tl.constexpr,
     MERGE_S: tl.constexpr,
     DISCARD: tl.constexpr,
@@ -199,13 +173,12 @@ def merge_kernel(
     ROW_TILES: tl.constexpr = (QUERIES * GROUP + BLOCK_M - 1) // BLOCK_M
     JOBS: tl.constexpr = KV_HEADS * ROW_TILES
     tiles = tiles_of(kv_lens_ptr, q_lens_ptr, requests, PADDED_R, BLOCK_N)
-    share, late_share, early = shares_of(tiles, programs, JOBS, MIN_TILES, TAIL)
+    share = share_of(tiles, programs, JOBS, MIN_TILES)
     r = tl.program_id(1) // JOBS
     job = tl.program_id(1) % JOBS
     count, start = place_of(r, tiles, JOBS, PADDED_R)
     begin = start + job * count
-    leading = program_at(begin, share, late_share, early)
-    parts = program_at(begin + count - 1, share, late_share, early) - leading + 1
+    parts = (begin + count - 1) // share - begin // share + 1
     if parts > 1:
         m = tl.program_id(0) * MERGE_M + tl.arange(0, MERGE_M)
         rows = tl.load(q_lens_ptr + r).to(tl.int32)
@@ -216,8 +189,8 @@ def merge_kernel(
         value, lse2 = merge_partials(
             partial_ptr,
             partial_lse_ptr,
-            leading,
-            begin != start_of(leading, share, late_share, early),
+            begin,
+            share,
             parts,
             m,
             live,

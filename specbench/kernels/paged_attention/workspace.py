@@ -82,12 +82,7 @@ class PagedAttention:
         self.tile_rows = min(launch.block_m, packed)
         self.jobs = kv_heads * -(-packed // launch.block_m)
         shares = -(-max_len // (launch.block_n * launch.min_tiles))
-        slots = multiprocessors(device) * launch.programs
-        self.programs = min(rows * self.jobs * shares, slots)
-        # late programs are as many again, where there is work for all
-        self.tail = launch.tail if self.programs == slots else 0
-        if self.tail:
-            self.programs *= 2
+        self.programs = min(rows * self.jobs * shares, multiprocessors(device) * launch.programs)
         # a job's share of the programs, and one that it has in common with its neighbour
         parts = -(-self.programs // (rows * self.jobs)) + 1
         self.fused = 4 * parts * self.tile_rows * self.padded_d <= launch.merge_bytes
@@ -201,7 +196,6 @@ class PagedAttention:
             "BLOCK_M": launch.block_m,
             "BLOCK_N": launch.block_n,
             "MIN_TILES": launch.min_tiles,
-            "TAIL": self.tail,
             "MERGE_M": merge_m,
             # a step of merging loads what an eighth of the registers holds
             "MERGE_S": min(32, max(1, 1024 * launch.warps // (merge_m * self.padded_d))),
@@ -257,7 +251,6 @@ class PagedAttention:
             FUSED=self.fused,
             EVICT="evict_last" if launch.partials == "keep" else "",
             PARTS=parts,
-            maxnreg=launch.registers,
             num_stages=launch.stages,
             **both,
         )
