@@ -4,7 +4,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 # runs before the capture: kernels are compiled, libraries take their memory
 _WARM = 2
 
+Result = TypeVar("Result")
 
-def capture(iterate: Callable[[], Tensor], pool: "_POOL_HANDLE") -> "tuple[CUDAGraph, Tensor]":
-    """A graph of `iterate`, and the tensor in which each replay leaves its result.
+
+def capture(
+    iterate: Callable[[], Result], pool: "_POOL_HANDLE", warm: int = _WARM
+) -> "tuple[CUDAGraph, Result]":
+    """A graph of `iterate`, and what it returned: tensors in which each replay leaves its results.
 
     Parameters
     ----------
@@ -26,11 +30,13 @@ def capture(iterate: Callable[[], Tensor], pool: "_POOL_HANDLE") -> "tuple[CUDAG
         so it must do no harm.
     pool
         Of `torch.cuda.graph_pool_handle`: memory of graphs that never run at the same time.
+    warm : int
+        How often it is run before.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(_WARM):
+        for _ in range(warm):
             iterate()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()

@@ -44,20 +44,13 @@ def capture(calls: Sequence[Call]) -> "torch.cuda.CUDAGraph":
     """A graph that makes `calls` in turn, warmed first: nothing may be compiled in it."""
     import torch
 
-    from specbench.engine.graph import nothing_collected
+    from specbench.engine.graph import capture as capture_graph
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_CALLS):
-            for call in calls:
-                call()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with nothing_collected(), torch.cuda.graph(graph):
+    def in_turn() -> None:
         for call in calls:
             call()
+
+    graph, _ = capture_graph(in_turn, torch.cuda.graph_pool_handle(), _WARM_CALLS)
     graph.replay()
     torch.cuda.synchronize()
     return graph

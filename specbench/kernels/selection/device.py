@@ -41,10 +41,10 @@ def _reach(value, bound):
 
 
 @triton.jit
-def _last_between(low, top, BITS: tl.constexpr):
+def _last_before(top, BITS: tl.constexpr):
     """The last key below `top` to try, where `BITS` low bits tell no values apart.
 
-    It is past `low` while there are values to be told apart.
+    It is past another key while there are values between the two to be told apart.
     """
     return ((top - 1) >> BITS) << BITS
 
@@ -67,7 +67,7 @@ def _middle(low, at_low, top, at_top, need, step, BITS: tl.constexpr):
     span = (top - low).to(tl.float32)
     guess = low + (span * tl.where(step % 3 == 2, 0.5, share)).to(tl.int64)
     first = ((low >> BITS) + 1) << BITS
-    return tl.minimum(tl.maximum((guess >> BITS) << BITS, first), _last_between(low, top, BITS))
+    return tl.minimum(tl.maximum((guess >> BITS) << BITS, first), _last_before(top, BITS))
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def threshold(
     if at_low <= rank:
         low = low * 0 + LEAST
         at_low = rank
-    while (_last_between(low, top, BITS) > low) & (at_low > enough):
+    while (_last_before(top, BITS) > low) & (at_low > enough):
         middle = _middle(low, at_low, top, at_top, rank, step, BITS)
         reached = tl.sum(_reach(value, _value(middle)), 0)
         if reached >= rank:
@@ -257,7 +257,7 @@ def choose(
     at_top = 0
     step = 0
     # `low` is reached by enough, `top` by too few
-    while (_last_between(low, top, BITS) > low) & (at_low > need):
+    while (_last_before(top, BITS) > low) & (at_low > need):
         middle = _middle(low, at_low, top, at_top, need, step, BITS)
         bound = _value(middle)
         columns = _reach(kept, bound)
