@@ -11,7 +11,8 @@
 #   eight.BxCONTEXT     the shape of Qwen3-8B with random weights, vLLM beside
 #   of the last four, B and CONTEXT may be lists: each load is a folder in that of the stage
 #   roofline      the same shape, 4 x 100,000: Vegas's device time against its bytes
-# GAMMA, RATIO, NORMALISER and QUERIES set Vegas; without them its defaults hold.
+# GAMMA, RATIO, NORMALISER and QUERIES set Vegas; without them its defaults hold. METHODS names other
+# methods for main and load.
 set -euo pipefail
 model=$1 prompts=$2 out=$3
 shift 3
@@ -56,7 +57,11 @@ for stage in "$@"; do
         done
         ;;
     alone.*) real "alone-$size" "$size" --method vegas,lookup ;;
-    main.*) real "main-$size" "$size" --method vegas,vllm,lookup "${vllm[@]}" ;;
+    main.*)
+        methods=${METHODS:-vegas,vllm,lookup}
+        [[ $methods == *vllm* ]] || vllm=()
+        real "main-$size" "$size" --method "$methods" "${vllm[@]}"
+        ;;
     sampled.*)
         real "sampled-$size" "$size" --method vegas,vllm "${vllm[@]}" \
             --temperature 0.6 --top-p 0.95 --top-k 20
@@ -66,7 +71,8 @@ for stage in "$@"; do
         ;;
     load.*)
         bench "load-$size" --dataset "file:$prompts" --batch-size "${size%x*}" --num-prompts 8 \
-            --context-len "${size#*x}" --max-new-tokens 256 --method vegas,vllm "${vegas[@]}"
+            --context-len "${size#*x}" --max-new-tokens 256 --method "${METHODS:-vegas,vllm}" \
+            "${vegas[@]}"
         ;;
     long)
         bench long --dataset "file:$LONG" --batch-size 4 --num-prompts 4 --context-len 100000 \
