@@ -49,7 +49,7 @@ def launches(shape: Shape) -> list[Launch]:
     """What is tried; the rule first."""
     layers, requests, sets, length, width = shape
     rows, sms = layers * requests * sets, 132
-    own = default_launch(rows, length, width, sms)
+    own = default_launch(rows, length, width, sms, 2)
     if rows <= sms:
         tried = [own, FEW_SHORT, FEW, MANY, replace(FEW_SHORT, kept=8)]
         tried += [replace(FEW_SHORT, warps=w, depth=d) for w, d in ((8, 16), (8, 32), (32, 8))]

@@ -35,8 +35,8 @@ RATIO = 0.05
 BETTER = 0.996
 # hidden sizes beyond this are those of models of billions
 WIDE = 2048
-# of the processes that compile, whose caches must fit beside each other
-SHORT, WORKERS = 4_000, 14
+# that compile, of contexts four times as long as the sets: their caches must fit beside each other
+WORKERS = 14
 
 RULES = {
     "qkv": project.choose,
@@ -177,10 +177,11 @@ def begin(name: str, batch: int, width: int) -> None:
     """A process's own engine; sets as wide as in the measurement, since strides are compiled in."""
     global _engine
     install()
-    _engine = make_engine(name, batch, SHORT)
-    method = vegas(SHORT, width)
+    context = 4 * width
+    _engine = make_engine(name, batch, context)
+    method = vegas(context, width)
     _engine.use(method, Sampling())
-    fill(_engine, SHORT)
+    fill(_engine, context)
 
 
 def compile_one(op: str, launch: Any) -> None:

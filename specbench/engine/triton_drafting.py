@@ -143,7 +143,7 @@ class TritonDrafting(Compute):
         width = out.shape[-1]
         key = layers * requests * sets, length, width
         if key not in self._selection:
-            self._selection[key] = SelectionWorkspace(*key, self.device)
+            self._selection[key] = SelectionWorkspace(*key, self.device, dtype=scores.dtype)
         select(
             scores,
             ranked,

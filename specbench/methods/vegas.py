@@ -29,7 +29,10 @@ class VegasParameters(Parameters):
         "weight",
         description="Rank by softmax weights (the release), logits (the paper), or at random.",
     )
-    queries: Queries = Field("first+last", description="Verify rows whose scores are summed.")
+    queries: Queries = Field(
+        "all",
+        description="Verify rows whose scores are summed; first+last is the paper's.",
+    )
     share: Share = Field("head", description="One set a KV head, or one a layer.")
     normaliser: Normaliser = Field(
         "draft",
@@ -70,9 +73,9 @@ class Vegas(EngineMethod):
 
     The target drafts for itself, each layer reading the best ``ceil(kept_ratio * n)`` of the n
     ranked entries and every token after them. The ranking comes from the scores that the last
-    verification (at first, the prefill) computed anyway; the prefix up to the verification's first
-    row is ranked, and of a chunk's rows the first and the last vote (Collect-2-Query), whether or
-    not the last draft was accepted.
+    verification (at first, the prefill) computed anyway. The prefix up to the verification's first
+    row is ranked, and every row of the chunk votes, whether or not its draft was accepted; the
+    paper lets the first and the last (Collect-2-Query, `queries` "first+last").
 
     Source: Yue, Huang, Xue, "Vegas", arXiv 2602.07223.
     """

@@ -1,6 +1,7 @@
 """The Triton selection against the reference."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -363,8 +364,9 @@ def test_what_it_cannot_take() -> None:
 
 def test_a_launch_holds_the_candidates_of_what_it_is_chosen_for() -> None:
     """In registers, so that no step of the search reads them again."""
-    for rows, width, length in ((1152, 7000, 100_000), (3072, 1400, 20_000), (48, 1200, 24_000)):
-        launch = default_launch(rows, length, width, 132)
+    sizes = (1152, 7000, 100_000), (3072, 1400, 20_000), (48, 1200, 24_000)
+    for (rows, width, length), item in product(sizes, (2, 4)):
+        launch = default_launch(rows, length, width, 132, item)
         share = width / length
         deviation = (launch.samples * share * (1 - share)) ** 0.5
         candidates = width + length * launch.margin * (deviation + 1) / launch.samples

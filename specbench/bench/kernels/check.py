@@ -52,6 +52,7 @@ def _verify(case: Case, device: str, seed: int) -> float:
     from specbench.kernels.paged_attention import reference
     from specbench.kernels.paged_attention.reference import Collect
     from specbench.kernels.paged_attention.triton import PagedAttention
+    from specbench.methods.vegas import VegasParameters
 
     short = replace(case, context=min(case.context, _CONTEXT))
     keys, values, pages = pool(short, device, seed)
@@ -64,7 +65,7 @@ def _verify(case: Case, device: str, seed: int) -> float:
     kind = getattr(torch, case.scores)
     whole = torch.full((case.batch, case.kv_heads, case.context), torch.nan, device=device)
     scores = whole.to(kind)[..., : short.context]
-    collect = Collect()
+    collect = Collect(queries=VegasParameters().queries)
     scale = case.dim**-0.5
     q32, k32, long = q.float(), keys.float(), pages.long()
     lengths = kv_lens, q_lens
@@ -73,7 +74,7 @@ def _verify(case: Case, device: str, seed: int) -> float:
     reference.collect_scores(q32, k32, long, *lengths, ranked, scale, collect, expected_scores)
     known = expected_scores.isfinite()
     lse = reference.log_sum_exp(q32, k32, long, *lengths, scale)
-    norm = lse[:, [0, case.rows - 1]].contiguous()
+    norm = lse[:, collect.rows(case.rows)].contiguous()
     errors = []
     for kind, one_pass in ((None, False), (collect, False), (collect, True)):
         attention = PagedAttention(
@@ -128,7 +129,9 @@ def _select(case: Case, device: str, seed: int) -> float:
     out = torch.empty(*shape[:3], case.entries, dtype=torch.int32, device=device)
     # for all layers, which decides how the kernel is launched
     lists = case.layers * case.batch * case.kv_heads
-    workspace = SelectionWorkspace(lists, case.context, case.entries, device)
+    workspace = SelectionWorkspace(
+        lists, case.context, case.entries, device, dtype=scores.dtype
+    )
     found = select(scores, ranked, keep, case.entries, workspace=workspace, out=out).long()
     candidate = torch.arange(case.context, device=device) < ranked[:, None]
     masked = scores.masked_fill(~candidate[:, None], -1)

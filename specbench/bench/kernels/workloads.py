@@ -46,6 +46,7 @@ def _verify(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
 
     from specbench.kernels.paged_attention.reference import Collect
     from specbench.kernels.paged_attention.triton import PagedAttention
+    from specbench.methods.vegas import VegasParameters
 
     keys, values, table = pool(case, device, seed)
     shape = case.batch, case.rows, case.heads, case.dim
@@ -68,9 +69,9 @@ def _verify(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
             one_pass,
         )
 
-    collect = Collect()
+    collect = Collect(queries=VegasParameters().queries)
     plain, collecting, exact = attention(None), attention(collect, True), attention(collect)
-    # of the first and the last row, as their draft steps left them
+    # of the rows that vote, as their draft steps left them
     norm = torch.zeros(case.batch, collecting.collecting.rows, case.heads, device=device)
     common = q, keys, values, table, kv_lens, q_lens, scale
     calls: dict[str, Call] = {
@@ -129,7 +130,9 @@ def _select(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
     keep = torch.full_like(ranked, case.entries)
     out = torch.empty(*shape[:3], case.entries, dtype=torch.int32, device=device)
     rows = case.layers * case.batch * case.kv_heads
-    workspace = SelectionWorkspace(rows, case.context, case.entries, device)
+    workspace = SelectionWorkspace(
+        rows, case.context, case.entries, device, dtype=scores.dtype
+    )
     return {OURS: lambda: select(scores, ranked, keep, case.entries, workspace=workspace, out=out)}
 
 

@@ -39,7 +39,9 @@ class ScoringKernels:
         heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
         self._paged = PagedAttention(rows, _VOTES, *heads, length, dtype, scores.device, collect)
         lists = len(scores) * rows * sets
-        self._selection = SelectionWorkspace(lists, length, width, scores.device)
+        self._selection = SelectionWorkspace(
+            lists, length, width, scores.device, dtype=scores.dtype
+        )
 
     def score(
         self,

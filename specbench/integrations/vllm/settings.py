@@ -89,6 +89,7 @@ def _settings(values: dict[str, Any], gamma: int) -> Settings:
             raise unknown(f"setting of {method}", name, [*kind.model_fields, *_OWN])
     if kind is VegasParameters:
         values.setdefault("normaliser", "exact")
+        values.setdefault("queries", "first+last")
     try:
         parameters = kind(**values)
     except ValidationError as error:

@@ -98,7 +98,9 @@ def default_launch(
     """
     if all_rows:
         launch = default_launch(head_dim, packed_rows, dtype, collecting, keys)
-        return replace(launch, votes="weights")
+        # a sum over all rows leaves with its tile
+        hold = 1 if launch.block_m <= 32 else launch.hold
+        return replace(launch, votes="weights", hold=hold)
     width = max(16, power_of_2(head_dim))
     rows = next((m for m in ROW_TILES if m >= packed_rows), ROW_TILES[-1])
     if dtype == torch.float32:
@@ -122,7 +124,8 @@ def default_launch(
             rows,
             block_n,
             stages=3,
-            min_tiles=min_tiles,
+            # of a short call 128 are enough
+            min_tiles=max(1, 128 // block_n) if keys < SHORT else min_tiles,
             merge_bytes=160 * 1024,
             votes="turned",
             # the scores of 128 keys fill a thread's registers, and leave with each tile

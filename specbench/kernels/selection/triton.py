@@ -88,7 +88,7 @@ def select(
     if out.numel() == 0:
         return out
     if workspace is None:
-        workspace = SelectionWorkspace(rows, length, width, scores.device)
+        workspace = SelectionWorkspace(rows, length, width, scores.device, dtype=scores.dtype)
     workspace.check(rows, length, width)
     launch = workspace.launch
     shape = (rows, requests, sets, length, width, sinks, window)

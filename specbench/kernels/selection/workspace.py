@@ -48,10 +48,10 @@ class Launch:
         return 32 * self.warps
 
 
-# By analysis of the compiled code, for a sweep to correct. A list's candidates, half as many again
-# as are kept of it, have to fit the registers of a program with room for the fullest column. Where
-# there are more lists than multiprocessors, programs hide each other's waiting: the smaller, the
-# more of them. Else a list gets many threads.
+# Swept on an H200. A list's candidates, half as many again as are kept of it, have to fit the
+# registers of a program with room for the fullest column. Where there are more lists than
+# multiprocessors, programs hide each other's waiting: the smaller, the more of them. Else a list
+# gets many threads.
 MANY = Launch(
     warps=8,
     depth=32,
@@ -65,6 +65,9 @@ MANY = Launch(
 SHORT = replace(MANY, warps=4, kept=32, programs_per_sm=4)
 FEW = replace(MANY, warps=16, kept=32, programs_per_sm=1)
 FEW_SHORT = replace(FEW, depth=16, kept=16)
+# of scores of 16 bits, a step's as many bytes
+MANY_NARROW = replace(FEW, depth=16, margin=6)
+SHORT_NARROW = replace(SHORT, depth=16)
 # most that is kept of a list for the short ones
 _SHORT_WIDTH, _FEW_SHORT_WIDTH = 1_500, 2_500
 # candidates are spread over columns, of which the fullest counts
@@ -73,11 +76,16 @@ _SPREAD = 2
 _INTERPRETED_SMS = 4
 
 
-def default_launch(rows: int, length: int, width: int, sms: int) -> Launch:
-    """The launch for `rows` lists of `length` of which `width` are kept, on `sms` processors."""
+def default_launch(rows: int, length: int, width: int, sms: int, item: int = 4) -> Launch:
+    """The launch for `rows` lists of `length` of which `width` are kept, on `sms` processors.
+
+    A score has `item` bytes.
+    """
     if rows > sms:
         # lists that go without a sample are candidates as a whole
         short = width <= _SHORT_WIDTH and length > 2 * SHORT.samples
+        if item <= 2:
+            return SHORT_NARROW if short else MANY_NARROW
         return SHORT if short else MANY
     return FEW_SHORT if width <= _FEW_SHORT_WIDTH else FEW
 
@@ -96,6 +104,8 @@ class SelectionWorkspace:
     device
     launch : Launch, optional
         Overrides the default.
+    dtype : torch.dtype, optional
+        Of the scores; chooses the launch.
 
     Attributes
     ----------
@@ -120,12 +130,13 @@ class SelectionWorkspace:
         width: int,
         device: torch.device | str,
         launch: Launch | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         sms = _INTERPRETED_SMS
         if torch.device(device).type == "cuda":
             sms = torch.cuda.get_device_properties(device).multi_processor_count
         if launch is None:
-            launch = default_launch(rows, length, width, sms)
+            launch = default_launch(rows, length, width, sms, dtype.itemsize)
         self.launch = launch
         self._limits = rows, length, width
         self.programs = max(1, min(rows, sms * launch.programs_per_sm))
