@@ -129,9 +129,7 @@ def _select(case: Case, device: str, seed: int) -> float:
     out = torch.empty(*shape[:3], case.entries, dtype=torch.int32, device=device)
     # for all layers, which decides how the kernel is launched
     lists = case.layers * case.batch * case.kv_heads
-    workspace = SelectionWorkspace(
-        lists, case.context, case.entries, device, dtype=scores.dtype
-    )
+    workspace = SelectionWorkspace(lists, case.context, case.entries, device, dtype=scores.dtype)
     found = select(scores, ranked, keep, case.entries, workspace=workspace, out=out).long()
     candidate = torch.arange(case.context, device=device) < ranked[:, None]
     masked = scores.masked_fill(~candidate[:, None], -1)

@@ -130,9 +130,7 @@ def _select(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
     keep = torch.full_like(ranked, case.entries)
     out = torch.empty(*shape[:3], case.entries, dtype=torch.int32, device=device)
     rows = case.layers * case.batch * case.kv_heads
-    workspace = SelectionWorkspace(
-        rows, case.context, case.entries, device, dtype=scores.dtype
-    )
+    workspace = SelectionWorkspace(rows, case.context, case.entries, device, dtype=scores.dtype)
     return {OURS: lambda: select(scores, ranked, keep, case.entries, workspace=workspace, out=out)}
 
 

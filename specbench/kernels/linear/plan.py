@@ -90,6 +90,10 @@ def choose(rows: int, outputs: int, inner: int, multiprocessors: int) -> LinearL
         if row_tile(rows) == 64 or inner > _WHOLE:
             return LinearLaunch(_NARROW, block_k, 1, warps, stages)
         return LinearLaunch(_NARROW, *whole(inner), over_k=True)
+    if row_tile(rows) == 16 and _WHOLE < inner <= 2 * _WHOLE and tiles <= multiprocessors:
+        # one wave, that reads what it needs at once
+        block_k, _, warps = whole(inner)
+        return LinearLaunch(block_n, block_k, 1, warps, 1, pdl=False, prefetch=False, over_k=True)
     if rows <= FEW and triton.cdiv(outputs, 8) <= multiprocessors:
         # sums that need not meet, of a K that warps share
         return LinearLaunch(8, 512, 1, 8, 5, prefetch=False, over_k=True)

@@ -70,6 +70,7 @@ def by_heads(rows: int, heads: int, dim: int, hidden: int, multiprocessors: int)
     width = triton.next_power_of_2(dim)
     if width > 64:
         block_k, warps = max(16, 64 * block_k // width), 4
+        stages = 4 if row_tile(rows) == 16 else stages
     splits = max(1, min(multiprocessors // heads, triton.cdiv(hidden, block_k)))
     if row_tile(rows) == 64:
         # wide rows of x weigh on every split

@@ -40,12 +40,12 @@ class Launch:
 
 
 MANY = 2**31
-# by the bytes of one key, at most, and by the lists of a call, at most: swept on an H200 up to 128
+# by the bytes of one key, at most, and by the lists of a call, at most: swept on an H200 up to 256
 # bytes, beyond that starting points
 LAUNCHES = {
     (128, 32): Launch(tile=32, warps=1, stages=4, programs_per_sm=3, tiles_per_split=2),
     (128, MANY): Launch(tile=128, warps=4, stages=2, programs_per_sm=4, tiles_per_split=1),
-    (256, MANY): Launch(tile=64, warps=4, stages=3, programs_per_sm=3, tiles_per_split=2),
+    (256, MANY): Launch(tile=64, warps=2, stages=3, programs_per_sm=3, tiles_per_split=2),
     (512, MANY): Launch(tile=64, warps=4, stages=2, programs_per_sm=2, tiles_per_split=2),
     (1024, MANY): Launch(tile=16, warps=4, stages=3, programs_per_sm=2, tiles_per_split=2),
 }
