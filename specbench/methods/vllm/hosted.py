@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import specbench
-from specbench.config import Normaliser, RunConfig
+from specbench.config import Normaliser, Queries, RunConfig
 from specbench.engine.export import cache_root
 from specbench.errors import DataError, UsageError
 from specbench.methods.base import Capabilities, Method
@@ -31,9 +31,10 @@ _GRAPH_STEP = 16
 
 
 class HostedVegasParameters(VegasParameters, VllmParameters):
-    """Settings of Vegas, and of the vLLM that it runs in: which knows the weights' own sum."""
+    """Settings of Vegas, and of the vLLM that it runs in: it scores two saved queries exactly."""
 
     normaliser: Normaliser = "exact"
+    queries: Queries = "first+last"
 
 
 class HostedStreamParameters(StreamParameters, VllmParameters):
