@@ -22,7 +22,8 @@ def resolve_machine(config: RunConfig) -> tuple[RunConfig, list[str]]:
     Returns
     -------
     config : RunConfig
-        With device, model, dtype, source, number of prompts and (on the CPU) batch size set.
+        With device, model, dtype, source, number of prompts and (on the CPU) batch size and Vegas's
+        normaliser set.
     choices : list of str
         A line for each choice that the user did not make.
 
@@ -49,6 +50,9 @@ def resolve_machine(config: RunConfig) -> tuple[RunConfig, list[str]]:
     }
     if not cuda:
         chosen["batch_size"] = CPU_BATCH
+        if {"vegas", "all"} & set(config.method):
+            # their own sums would cost a GPU a second pass over the keys; here they are known
+            chosen["normaliser"] = "exact"
     if not all(name.startswith("file:") for name in config.dataset):
         chosen["source"] = "hub" if cuda else "sample"
     choices = []

@@ -89,7 +89,13 @@ def prepare(config: TuneConfig, space: Space, console: "Console") -> Job:
         few = CUDA_PROMPTS if run.batch_size is None else FEW_PROMPTS
     tuning = run.num_prompts or max(few, run.batch_size or 1)
     held_out = config.held_out or tuning
-    run = run.model_copy(update={"num_prompts": tuning + held_out, "resume": False})
+    run = run.model_copy(
+        update={
+            "num_prompts": tuning + held_out,
+            "resume": False,
+            "normaliser": machine.normaliser,
+        }
+    )
     short = machine.device == "cpu" and run.max_new_tokens is None
     if short:
         run = run.model_copy(update={"max_new_tokens": CPU_NEW_TOKENS})
