@@ -104,7 +104,7 @@ def launches(case: Case) -> list[Any]:
     tried += [replace(own, hold=hold) for hold in (1, 2, 4, 8)]
     tried += [replace(own, hold=1, store=""), replace(own, votes="turned")]
     tried += [replace(own, partials=fate) for fate in ("keep", "discard")]
-    tried.append(replace(own, narrow=True))
+    tried.append(replace(own, narrow=False))
     if own.block_m < 64:
         half = replace(own, block_n=32, min_tiles=8, stages=5, hold=16)
         # warp-group products: no thread waits for those of another warp

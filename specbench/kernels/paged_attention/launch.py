@@ -45,7 +45,8 @@ class Launch:
         they are written to memory when keys and values take their place; kept for the next call,
         which overwrites them ("keep": evicted last); or dropped when they have been merged.
     narrow : bool
-        Partial results are kept in the 16 bits of queries of 16 bits: half of what is written.
+        Partial results of queries of 16 bits are kept in float16: half of what is written, at an
+        eighth of the rounding of a bfloat16 output. Values beyond 65,504 become infinite.
     """
 
     block_m: int
@@ -116,7 +117,9 @@ def default_launch(
     # 256 keys are little work next to starting a program
     min_tiles = max(1, 256 // block_n)
     if rows == 128:
-        return Launch(rows, block_n, warps=8, programs=1, min_tiles=min_tiles, votes="probe")
+        return Launch(
+            rows, block_n, warps=8, programs=1, min_tiles=min_tiles, votes="probe", narrow=True
+        )
     # 2 KB of scores at a time: memory turns from reading to writing less often
     hold = 512 // block_n
     if rows == 64:
@@ -132,8 +135,9 @@ def default_launch(
             hold=1 if block_n == 128 else hold // 2,
             # few partial results stay in L2 for the next call; many would be in its way
             partials="discard" if block_n == 128 else "keep",
+            narrow=True,
         )
-    return Launch(rows, block_n, min_tiles=min_tiles, hold=hold, partials="discard")
+    return Launch(rows, block_n, min_tiles=min_tiles, hold=hold, partials="discard", narrow=True)
 
 
 def power_of_2(number: int) -> int:

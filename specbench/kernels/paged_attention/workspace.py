@@ -91,7 +91,8 @@ class PagedAttention:
         self.merged_rows = min(power_of_2(max(1, waves)), power_of_2(self.tile_rows))
         # of the first and the last job of each program, which may be others' too
         partials = 2 * self.programs, launch.block_m
-        kind = dtype if launch.narrow and dtype.itemsize == 2 else torch.float32
+        narrow = launch.narrow and dtype.itemsize == 2
+        kind = torch.float16 if narrow else torch.float32
         self.partial = torch.empty(*partials, self.padded_d, dtype=kind, device=device)
         self.partial_lse = torch.empty(partials, device=device)
         self.arrived = torch.zeros(rows * self.jobs, dtype=torch.int32, device=device)

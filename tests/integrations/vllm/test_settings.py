@@ -28,14 +28,18 @@ def read(given: Any, gamma: int = 6) -> Settings:
 @pytest.mark.parametrize("given", [None, {}, {"other": 1}, {"specbench": {}}])
 def test_without_settings_vegas_has_its_defaults_and_vllms_gamma(given: Any) -> None:
     settings = read(given, gamma=8)
-    assert settings == Settings("vegas", VegasParameters(gamma=8, normaliser="exact", queries="first+last"))
+    assert settings == Settings(
+        "vegas", VegasParameters(gamma=8, normaliser="exact", queries="first+last")
+    )
 
 
 def test_settings_of_method_and_plug_in_stand_side_by_side(tmp_path: Path) -> None:
     settings = read(
         {"specbench": {"kept_ratio": 0.05, "graphs": False, "stats": str(tmp_path / "s.json")}}
     )
-    assert settings.parameters == VegasParameters(gamma=6, kept_ratio=0.05, normaliser="exact", queries="first+last")
+    assert settings.parameters == VegasParameters(
+        gamma=6, kept_ratio=0.05, normaliser="exact", queries="first+last"
+    )
     assert (settings.graphs, settings.stats) == (False, tmp_path / "s.json")
 
 
@@ -49,7 +53,9 @@ def test_what_specbench_tune_wrote_fits(tmp_path: Path) -> None:
     write_tuned(tmp_path, config.run_config(), build_space(config), Setting(0.03, 5))
     for given in (str(tmp_path / "tuned.yaml"), {"config": str(tmp_path / "tuned.yaml")}):
         settings = read({"specbench": given}, gamma=5)
-        assert settings.parameters == VegasParameters(gamma=5, kept_ratio=0.03, normaliser="exact", queries="first+last")
+        assert settings.parameters == VegasParameters(
+            gamma=5, kept_ratio=0.03, normaliser="exact", queries="first+last"
+        )
     with pytest.raises(UsageError, match="gamma is 5 here and num_speculative_tokens 6"):
         read({"specbench": str(tmp_path / "tuned.yaml")}, gamma=6)
 
