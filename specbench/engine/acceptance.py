@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.random import Purpose, uniform
-from specbench.engine.sampling import Sampling, argmax, draw, probabilities
+from specbench.engine.sampling import Sampling, argmax, draw, probabilities, sample
 from specbench.methods.base import Draft
 
 
@@ -17,7 +17,6 @@ def accept_chain(
     sampling: Sampling,
     request: Tensor,
     start: Tensor,
-    distribution: Callable[[Tensor, Sampling], Tensor] = probabilities,
 ) -> tuple[Tensor, Tensor]:
     """How many drafts stand, and the token that follows them.
 
@@ -38,8 +37,6 @@ def accept_chain(
         Temperature, top-k, top-p and seed.
     request, start : Tensor
         int64 `[R]`, the keys of the random numbers.
-    distribution : callable
-        What `probabilities` does, on another device.
 
     Returns
     -------
@@ -50,24 +47,61 @@ def accept_chain(
     """
     if sampling.greedy:
         return accept_greedy(argmax(logits), draft, allowed)
-    p = distribution(logits, sampling)
+    p = probabilities(logits, sampling)
+    gamma = 0 if draft is None else draft.tokens.shape[1]
+    u_accept, u_next = chain_numbers(sampling, request, start, gamma)
     if draft is None:
-        accepted = torch.zeros_like(allowed)
-        following = draw(p[:, 0], uniform(sampling.seed, request, start, 0, Purpose.TARGET))
-        return accepted, following
-    gamma = draft.tokens.shape[1]
-    q = draft.probs if draft.probs is not None else _one_hot(draft.tokens, p)
-    offset = torch.arange(gamma, device=logits.device)
-    u = uniform(sampling.seed, request[:, None], start[:, None], offset, Purpose.ACCEPT)
-    stands = _stands(p[:, :gamma], q, draft.tokens, u)
-    accepted = _leading(stands, allowed)
-    rows = torch.arange(len(p), device=logits.device)
+        return torch.zeros_like(allowed), draw(p[:, 0], u_next[:, 0])
+    return accept_sampled(p, draft.tokens, draft.probs, allowed, u_accept, u_next)
+
+
+def chain_numbers(
+    sampling: Sampling, request: Tensor, start: Tensor, gamma: int
+) -> tuple[Tensor, Tensor]:
+    """The numbers that judge drafts, `[R, gamma]`, and those that draw what follows each count."""
+    offset = torch.arange(gamma + 1, device=request.device)
+    keys = sampling.seed, request[:, None], start[:, None]
+    u_accept = uniform(*keys, offset[:gamma], Purpose.ACCEPT)
+    return u_accept, uniform(*keys, offset, Purpose.TARGET)
+
+
+def accept_sampled(
+    p: Tensor,
+    tokens: Tensor,
+    q: Tensor | None,
+    allowed: Tensor,
+    u_accept: Tensor,
+    u_next: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The rejection rule of `accept_chain` above temperature 0.
+
+    Parameters
+    ----------
+    p : Tensor
+        `[R, gamma + 1, V]`, the target's distributions.
+    tokens : Tensor
+        int64 `[R, gamma]`, gamma at least 1.
+    q : Tensor or None
+        `[R, gamma, V]`, what the drafts were drawn from; None for those that were not drawn.
+    allowed : Tensor
+        int64 `[R]`.
+    u_accept, u_next : Tensor
+        float64 `[R, gamma]` and `[R, gamma + 1]`: see `chain_numbers`.
+
+    Returns
+    -------
+    accepted, following : Tensor
+        As for `accept_chain`.
+    """
+    gamma = tokens.shape[1]
+    q = _one_hot(tokens, p) if q is None else q
+    accepted = _leading(_stands(p[:, :gamma], q, tokens, u_accept), allowed)
+    rows = torch.arange(len(p), device=p.device)
     p_next = p[rows, accepted]
     q_next = q[rows, accepted.clamp(max=gamma - 1)]
     rejected = (accepted < allowed).unsqueeze(-1)
     weights = torch.where(rejected, residual(p_next, q_next), p_next)
-    u = uniform(sampling.seed, request, start, accepted, Purpose.TARGET)
-    return accepted, draw(weights, u)
+    return accepted, draw(weights, u_next[rows, accepted])
 
 
 def accept_tree(
@@ -79,7 +113,7 @@ def accept_tree(
     sampling: Sampling,
     request: Tensor,
     start: Tensor,
-    distribution: Callable[[Tensor, Sampling], Tensor] = probabilities,
+    choose: Callable[[Tensor, Sampling, Tensor], tuple[Tensor, Tensor]] = sample,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """How far down each tree the target goes, the token that follows, and the way.
 
@@ -106,8 +140,8 @@ def accept_tree(
         Temperature, top-k, top-p and seed.
     request, start : Tensor
         int64 `[R]`, the keys of the random numbers.
-    distribution : callable
-        What `probabilities` does, on another device.
+    choose : callable
+        What `sample` does, on another device.
 
     Returns
     -------
@@ -127,7 +161,7 @@ def accept_tree(
     going = torch.ones_like(request, dtype=torch.bool)
     path = []
     for depth in range(deepest + 1):
-        token = _choose(logits[rows, node], sampling, request, start + depth, distribution)
+        token = _choose(logits[rows, node], sampling, request, start + depth, choose)
         following = torch.where(going, token, following)
         if depth == deepest:
             break
@@ -150,13 +184,13 @@ def _choose(
     sampling: Sampling,
     request: Tensor,
     position: Tensor,
-    distribution: Callable[[Tensor, Sampling], Tensor],
+    choose: Callable[[Tensor, Sampling, Tensor], tuple[Tensor, Tensor]],
 ) -> Tensor:
     """The target's token `[R]` from logits `[R, V]`, as a decode step at `position` chooses it."""
     if sampling.greedy:
         return argmax(logits)
     u = uniform(sampling.seed, request, position, 0, Purpose.TARGET)
-    return draw(distribution(logits, sampling), u)
+    return choose(logits, sampling, u)[0]
 
 
 def accept_greedy(best: Tensor, draft: Draft | None, allowed: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specbench.engine.acceptance import accept_greedy
+from specbench.engine.acceptance import accept_chain, accept_greedy
 from specbench.engine.batch import Batch, Committed
+from specbench.engine.sampling import Sampling, invalid
 from specbench.methods.base import Draft
 
 
@@ -76,6 +77,15 @@ def finish_greedy(batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tens
     draft = None if chunk.drafts is None else Draft(chunk.drafts)
     accepted, following = accept_greedy(best, draft, chunk.allowed)
     return finish(batch, chunk, accepted, following, bad)
+
+
+def finish_sampled(
+    batch: Batch, chunk: Chunk, draft: Draft | None, logits: Tensor, sampling: Sampling
+) -> Tensor:
+    """The same above temperature 0, of the logits `[R, Q, V]` after each token."""
+    keys = batch.request, batch.lengths
+    accepted, following = accept_chain(logits, draft, chunk.allowed, sampling, *keys)
+    return finish(batch, chunk, accepted, following, invalid(logits))
 
 
 def finish(batch: Batch, chunk: Chunk, accepted: Tensor, following: Tensor, bad: Tensor) -> Tensor:

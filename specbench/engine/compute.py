@@ -9,11 +9,11 @@ from torch import Tensor
 
 from specbench.config import AttentionBackend
 from specbench.engine.batch import Batch
-from specbench.engine.chunk import Chunk, finish_greedy, make_chunk
+from specbench.engine.chunk import Chunk, finish_greedy, finish_sampled, make_chunk
 from specbench.engine.draft_steps import DraftSteps, draft_steps
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
-from specbench.engine.sampling import Sampling, argmax, invalid, probabilities
+from specbench.engine.sampling import Sampling, argmax, invalid, probabilities, sample
 from specbench.errors import UsageError
 from specbench.kernels.flash_attention import find_peer
 from specbench.kernels.paged_attention.reference import Collect
@@ -62,6 +62,10 @@ class Compute(ABC):
         """The distribution `[..., V]` of logits `[..., V]`; see `sampling.probabilities`."""
         return probabilities(logits, sampling)
 
+    def sample(self, logits: Tensor, sampling: Sampling, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens `[R]` of logits `[R, V]`, and their distribution; see `sampling.sample`."""
+        return sample(logits, sampling, u)
+
     @abstractmethod
     def attend(
         self,
@@ -90,6 +94,17 @@ class Compute(ABC):
     def finish_greedy(self, batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tensor:
         """Accept and commit at temperature 0; see `chunk.finish_greedy`."""
         return finish_greedy(batch, chunk, best, bad)
+
+    def finish_sampled(
+        self,
+        batch: Batch,
+        chunk: Chunk,
+        draft: Draft | None,
+        logits: Tensor,
+        sampling: Sampling,
+    ) -> Tensor:
+        """Accept and commit above temperature 0; see `chunk.finish_sampled`."""
+        return finish_sampled(batch, chunk, draft, logits, sampling)
 
     @abstractmethod
     def attend_sparsely(

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from specbench.config import AttentionBackend
-from specbench.engine.acceptance import accept_chain
 from specbench.engine.batch import Batch
 from specbench.engine.compute import make_compute
 from specbench.engine.graph import Outbox, capture
@@ -20,7 +19,7 @@ from specbench.engine.phases import Phases
 from specbench.engine.prefill import prefill
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.row_pages import RowPages
-from specbench.engine.sampling import Sampling, argmax, draw, invalid
+from specbench.engine.sampling import Sampling, argmax, invalid
 from specbench.errors import ContextTooLongError
 from specbench.methods.base import EngineMethod
 
@@ -229,10 +228,7 @@ class Engine:
         logits = self.compute.logits(hidden[:, -1])
         key = torch.tensor([request], device=self.device)
         start = torch.full_like(key, len(token_ids) - 1)
-        none = torch.zeros_like(key)
-        _, first = accept_chain(
-            logits[:, None], None, none, self.sampling, key, start, self.compute.probabilities
-        )
+        first, _ = self._choose(logits, key, start, 0, Purpose.TARGET)
         token, bad = torch.stack([first, invalid(logits).long()]).flatten().tolist()
         if bad:
             self.release(row)
@@ -328,11 +324,16 @@ class Engine:
 
     def pick(self, logits: Tensor, offset: int) -> tuple[Tensor, Tensor | None]:
         """Draft tokens `[R]` from logits `[R, V]`, and their distribution where it is random."""
+        keys = self.batch.request, self.batch.lengths
+        return self._choose(logits, *keys, offset, Purpose.DRAFT)
+
+    def _choose(
+        self, logits: Tensor, request: Tensor, start: Tensor, offset: int, purpose: Purpose
+    ) -> tuple[Tensor, Tensor | None]:
         if self.sampling.greedy:
             return argmax(logits), None
-        batch, q = self.batch, self.compute.probabilities(logits, self.sampling)
-        u = uniform(self.sampling.seed, batch.request, batch.lengths, offset, Purpose.DRAFT)
-        return draw(q, u), q
+        u = uniform(self.sampling.seed, request, start, offset, purpose)
+        return self.compute.sample(logits, self.sampling, u)
 
     def _capture(self) -> None:
         """One graph of an iteration; the rows are empty, so that running it alters nothing."""

@@ -4,10 +4,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from specbench.engine.acceptance import accept_chain
-from specbench.engine.chunk import Chunk, finish, pack
+from specbench.engine.chunk import Chunk, pack
 from specbench.engine.forward import FullAttention
-from specbench.engine.sampling import invalid
 from specbench.engine.tree import iterate_tree
 from specbench.methods.base import Draft, TreeDraft
 
@@ -54,13 +52,4 @@ def _verify(
             return compute.finish_greedy(batch, chunk, best, bad)
     logits = compute.logits(compute.hidden(chunk.tokens, chunk.positions, attention))
     with engine.phases("sampling"):
-        accepted, following = accept_chain(
-            logits,
-            draft,
-            chunk.allowed,
-            engine.sampling,
-            batch.request,
-            batch.lengths,
-            compute.probabilities,
-        )
-        return finish(batch, chunk, accepted, following, invalid(logits))
+        return compute.finish_sampled(batch, chunk, draft, logits, engine.sampling)

@@ -78,6 +78,12 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return probs
 
 
+def sample(logits: Tensor, sampling: Sampling, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens `[R]` drawn from logits `[R, V]` by numbers `u` `[R]`, and their `probabilities`."""
+    probs = probabilities(logits, sampling)
+    return draw(probs, u), probs
+
+
 def draw(weights: Tensor, u: Tensor) -> Tensor:
     """Tokens drawn from unnormalised weights by inverting the cumulative sum.
 

@@ -114,7 +114,7 @@ def iterate_tree(engine: "Engine", draft: TreeDraft) -> tuple[Committed, Tensor,
             engine.sampling,
             batch.request,
             batch.lengths,
-            engine.compute.probabilities,
+            engine.compute.sample,
         )
         accepted = accepted * batch.active
         compact(engine.cache, batch, path, accepted)

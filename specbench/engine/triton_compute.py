@@ -1,6 +1,6 @@
 """Forwards in Triton kernels: five launches a layer for a few rows, cuBLAS's products for more."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -8,16 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.engine.acceptance import chain_numbers
 from specbench.engine.batch import Batch
 from specbench.engine.chunk import Chunk
 from specbench.engine.draft_steps import DraftSteps
 from specbench.engine.forward import CachedAttention, FullAttention, SparseAttention
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Layer, Transformer
+from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling
 from specbench.engine.triton_drafting import TritonDrafting
 from specbench.kernels.flash_attention import Peer
-from specbench.kernels.head.sample import probabilities as sampled_probabilities
+from specbench.kernels.head import sample
+from specbench.kernels.head.accept import accept_sampled
 from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
 from specbench.kernels.iteration.triton import draft_steps, finish_greedy, make_chunk
 from specbench.kernels.launch import Scratch, multiprocessors
@@ -124,7 +127,12 @@ class TritonCompute(TritonDrafting):
 
     def probabilities(self, logits: Tensor, sampling: Sampling) -> Tensor:
         """See `Compute`."""
-        return sampled_probabilities(logits, sampling)
+        return sample.probabilities(logits, sampling)
+
+    def sample(self, logits: Tensor, sampling: Sampling, u: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Compute`; two launches, or three where no token is left out."""
+        token, probs, _ = sample.sample(logits, sampling, u)
+        return token, probs
 
     def beside(self, model: Transformer, cache: KVCache) -> "TritonCompute":
         """See `Compute`."""
@@ -141,6 +149,30 @@ class TritonCompute(TritonDrafting):
     def finish_greedy(self, batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tensor:
         """See `Compute`; one launch in place of forty."""
         return finish_greedy(batch, chunk, best, bad)
+
+    def finish_sampled(
+        self,
+        batch: Batch,
+        chunk: Chunk,
+        draft: Draft | None,
+        logits: Tensor,
+        sampling: Sampling,
+    ) -> Tensor:
+        """See `Compute`; what stands and what follows is then committed as at temperature 0."""
+        keys = batch.request, batch.lengths
+        if draft is None:
+            u = uniform(sampling.seed, *keys, 0, Purpose.TARGET)
+            token, _, bad = sample.sample(logits[:, 0], sampling, u)
+            return finish_greedy(batch, chunk, token[:, None], bad[:, None])
+        p, bad = sample.distribution(logits, sampling)
+        drafts = draft.tokens, draft.probs, chunk.allowed
+        numbers = chain_numbers(sampling, *keys, draft.tokens.shape[1])
+        accepted, following = accept_sampled(p, *drafts, *numbers)
+        best = torch.cat([draft.tokens, following[:, None]], 1)
+        best.scatter_(1, accepted[:, None], following[:, None])
+        result = finish_greedy(batch, replace(chunk, allowed=accepted), best, bad)
+        result[:, 2] = chunk.allowed
+        return result
 
     def _stream(self, tokens: Tensor, positions: Tensor, attention: Cached) -> "Stream":
         """The residual stream after the last layer."""

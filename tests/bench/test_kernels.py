@@ -21,10 +21,19 @@ from specbench.cli import main
 from specbench.errors import NumericalError, UsageError
 from tests.support.device import DEVICE
 
+CHOSEN = (
+    "verify.1x100000",
+    "verify.64x24000",
+    "sparse.8x1638",
+    "select.36x4x100000",
+    "sample.16",
+    "sample.16.all",
+    "accept.16x9",
+)
 SMALL = [
     replace(case, context=200, batch=2, rows=min(case.rows, 3), layers=2, entries=60)
     for case in CASES
-    if case.name in ("verify.1x100000", "verify.64x24000", "sparse.8x1638", "select.36x4x100000")
+    if case.name in CHOSEN
 ]
 
 
@@ -114,7 +123,12 @@ def test_measured_and_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_what_is_timed_can_be_called(case: Case) -> None:
     work = build(case, None, DEVICE)
-    assert set(work.calls) == ({"ours", "collecting", "exact"} if case.op == "verify" else {"ours"})
+    beside = {
+        "verify": {"collecting", "exact"},
+        "sample": {"peer"},
+        "accept": {"peer"},
+    }
+    assert set(work.calls) == {"ours"} | beside.get(case.op, set())
     for calls in work.calls.values():
         for call in calls:
             call()

@@ -28,7 +28,9 @@ NAMES = {
     "_gate_up",
     "_silu_mul",
     "_head_argmax",
-    "_sample",
+    "survey_groups",
+    "choose_tokens",
+    "spread_weights",
     "_uniform",
     "_draft_steps",
     "_make_chunk",
@@ -120,7 +122,8 @@ def step(rows: int) -> None:
     iteration.draft_steps(batch, 6, index[:, None].repeat(1, 13), 64)
     mark(index)
     launch = sample.SampleLaunch(pdl=True)
-    sample.sample(half(rows, VOCAB), Sampling(0.8, 0.9, 20), u, launch)
+    for kept in ((0.9, 20), (1.0, 20), (0.9, 0), (1.0, 0)):
+        sample.sample(half(rows, VOCAB), Sampling(0.8, *kept), u, launch)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from specbench.kernels.head.uniform import uniform
 
 # numpy, which the interpreter computes with, warns of infinities
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
-SMALL = SampleLaunch(block=128, list_block=64, num_warps=4)
+SMALL = SampleLaunch(group=16, chunk=128, step=64, few=16, list_block=64, capacity=80, num_warps=4)
 NAN, INF = torch.nan, torch.inf
 BELOW_ONE = 1 - 2.0**-53
 ALL = [Sampling(0.8), Sampling(0.8, 0.9), Sampling(0.8, 1.0, 7), Sampling(0.8, 0.9, 7)]
@@ -109,8 +109,25 @@ def test_neighbouring_floats_are_told_apart() -> None:
     assert kept == [i % 2 == 1 and i < 18 for i in range(20)]
 
 
+@pytest.mark.parametrize("chosen", [*ALL, Sampling(0.8, 0.9, 100)])
+@pytest.mark.parametrize("tall", [0, 30, 3000])
+def test_a_whole_vocabulary(chosen: Sampling, tall: int) -> None:
+    """A flat row, one in which a few tokens stand out by far, and one with more than are listed."""
+    vocab = 151_936 if DEVICE != "cpu" else 40_003
+    generator = torch.Generator().manual_seed(tall)
+    logits = torch.randn(2, vocab, generator=generator)
+    places = torch.randint(vocab, (2, tall), generator=generator)
+    logits.scatter_(1, places, 12 + 6 * torch.rand(2, tall, generator=generator))
+    logits = logits.to(torch.bfloat16).to(DEVICE)
+    expected = sampling.probabilities(logits.double(), chosen)
+    found = probabilities(logits, chosen)
+    # float32 sums may move the end of top-p by a token
+    assert (found - expected).abs().sum(-1).max() < 1e-4
+    assert (found.sum(-1) - 1).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("distance", [4, 8, 16])
-def test_tokens_at_a_distance_of_the_survey_are_listed(distance: float) -> None:
+def test_tokens_at_any_distance_are_listed(distance: float) -> None:
     logits = torch.full((1, 30), -50.0, device=DEVICE)
     logits[0, 5], logits[0, 20:23] = 0.0, -distance
     assert sum(assert_same(logits, Sampling(1.0, top_k=3))) == 4
@@ -195,7 +212,9 @@ def test_drawn_tokens_follow_the_distribution(chosen: Sampling, draws: int) -> N
     logits = inputs(5, 12, dtype=torch.float32)
     request = torch.arange(draws, device=DEVICE)
     u = uniform(9, request, request * 0 + 3, 0, Purpose.DRAFT)
-    token, _, _ = sample(logits.expand(draws, 12), chosen, u, SampleLaunch(16, 16, 1))
+    token, _, _ = sample(
+        logits.expand(draws, 12), chosen, u, SampleLaunch(16, 16, 16, 16, 16, 16, num_warps=1)
+    )
     expected = sampling.probabilities(logits[None].double(), chosen)[0] * draws
     counts = token.bincount(minlength=12)
     assert (counts[expected == 0] == 0).all()

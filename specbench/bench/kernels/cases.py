@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from specbench.registry import unknown
 
-Op = Literal["verify", "sparse", "select"]
+Op = Literal["verify", "sparse", "select", "sample", "accept"]
 
 
 @dataclass(frozen=True)
@@ -19,37 +19,51 @@ class Case:
     op : str
         ``verify``: paged attention of `rows` query rows, with collection. ``sparse``: one query
         over `entries` selected ones. ``select``: the best `entries` of `context` scores.
+        ``sample``: temperature, `top_k`, `top_p` and a draw from `entries` logits a row.
+        ``accept``: which of `rows` - 1 drafts stand, and a draw of what follows.
     heads, kv_heads, dim : int
-        Of the model; query heads, KV heads, head dimension.
+        Of the model; query heads, KV heads, head dimension (attention, select).
     batch, context : int
         Requests, and tokens of each.
     rows : int
-        Query rows of a request (verify).
+        Query rows of a request (verify, accept).
     entries : int
-        Selected entries of a request and KV head (sparse, select).
+        Selected entries of a request and KV head (sparse, select); tokens of the vocabulary.
     layers : int
         Ranked in one go (select).
     scores : str
         Type of the scores that are stored or ranked; Vegas has bfloat16 with such a model.
+    top_k, top_p : int, float
+        Of the distribution (sample, accept), at temperature 0.6.
     """
 
     name: str
     op: Op
-    heads: int
-    kv_heads: int
-    dim: int
-    batch: int
-    context: int
+    heads: int = 0
+    kv_heads: int = 0
+    dim: int = 0
+    batch: int = 1
+    context: int = 0
     rows: int = 1
     entries: int = 0
     layers: int = 1
     scores: Literal["bfloat16", "float32"] = "bfloat16"
+    top_k: int = 0
+    top_p: float = 1.0
 
     @property
     def kv_bytes(self) -> int:
         """Keys and values that one call reads, in bf16."""
         tokens = self.entries if self.op == "sparse" else self.context
         return self.batch * tokens * self.kv_heads * self.dim * 2 * 2
+
+    @property
+    def token_bytes(self) -> int:
+        """Logits that a sample reads and probabilities that it writes, or those of an acceptance.
+
+        An acceptance has to read the target's and the draft's of one row a request.
+        """
+        return self.batch * self.entries * (6 if self.op == "sample" else 8)
 
     @property
     def score_bytes(self) -> int:
@@ -62,6 +76,10 @@ _8B: dict[str, Any] = {"heads": 32, "kv_heads": 8, "dim": 128}
 _HALF_B: dict[str, Any] = {"heads": 14, "kv_heads": 2, "dim": 64}
 _RANKED_8B = _8B | {"batch": 4, "context": 100_000, "entries": 7_000, "layers": 36}
 _RANKED_HALF_B = _HALF_B | {"batch": 64, "context": 20_000, "entries": 1_400, "layers": 24}
+
+# the vocabulary of Qwen2.5 and Qwen3, and what Qwen3's card advises for thinking
+_QWEN: dict[str, Any] = {"entries": 151_936}
+_THINKING: dict[str, Any] = {"top_k": 20, "top_p": 0.95}
 
 CASES = (
     Case("verify.8x131072", "verify", **_8B, batch=8, context=131_072, rows=7),
@@ -84,6 +102,11 @@ CASES = (
     Case("select.36x4x100000.bf16", "select", **_RANKED_8B),
     Case("select.24x64x20000", "select", **_RANKED_HALF_B, scores="float32"),
     Case("select.24x64x20000.bf16", "select", **_RANKED_HALF_B),
+    Case("sample.16", "sample", batch=16, **_QWEN, **_THINKING),
+    Case("sample.144", "sample", batch=144, **_QWEN, **_THINKING),
+    Case("sample.16.top_p", "sample", batch=16, **_QWEN, top_p=0.95),
+    Case("sample.16.all", "sample", batch=16, **_QWEN),
+    Case("accept.16x9", "accept", batch=16, rows=9, **_QWEN, **_THINKING),
 )
 
 

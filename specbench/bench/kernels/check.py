@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specbench.bench.kernels.cases import Case
-from specbench.bench.kernels.inputs import PAGE, pool, randn, selected
+from specbench.bench.kernels.inputs import PAGE, chains, pool, randn, sampled, selected
 from specbench.errors import NumericalError
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def check(case: Case, device: str = "cuda", seed: int | None = None) -> float:
     Returns
     -------
     float
-        Relative error; for a selection the share of rows whose set is not the best.
+        Relative error; for a selection the share of rows whose set is not the best, and of a choice
+        of tokens, if that is more, the share that are not the reference's.
 
     Raises
     ------
@@ -35,7 +36,13 @@ def check(case: Case, device: str = "cuda", seed: int | None = None) -> float:
     """
     import torch
 
-    made = {"verify": _verify, "sparse": _sparse, "select": _select}[case.op]
+    made = {
+        "verify": _verify,
+        "sparse": _sparse,
+        "select": _select,
+        "sample": _sample,
+        "accept": _accept,
+    }[case.op]
     error = made(case, device, int(torch.seed()) % 2**31 if seed is None else seed)
     if not error <= TOLERANCE:
         raise NumericalError(
@@ -146,6 +153,27 @@ def _lengths(case: Case, least: int, device: str) -> "Tensor":
 
     row = torch.arange(case.batch, dtype=torch.int32, device=device)
     return case.context - row * ((case.context - least) // case.batch)
+
+
+def _sample(case: Case, device: str, seed: int) -> float:
+    from specbench.engine import sampling
+    from specbench.kernels.head.sample import sample
+
+    drawn, logits, u = sampled(case, device, seed)
+    token, probs, bad = sample(logits, drawn, u[:, 0].contiguous())
+    expected = sampling.probabilities(logits.float(), drawn)
+    # of the probabilities as they were found: rounding may move the end of either by a token
+    wrong = (token != sampling.draw(probs, u[:, 0])) | bad
+    return max(_relative(probs, expected), wrong.float().mean().item())
+
+
+def _accept(case: Case, device: str, seed: int) -> float:
+    from specbench.engine import acceptance
+    from specbench.kernels.head.accept import accept_sampled
+
+    given = chains(case, device, seed)
+    found, expected = accept_sampled(*given), acceptance.accept_sampled(*given)
+    return max((a != b).float().mean().item() for a, b in zip(found, expected, strict=True))
 
 
 def _relative(found: "Tensor", expected: "Tensor") -> float:

@@ -130,7 +130,7 @@ def _measure(
                 "collecting_us": _micro(collecting),
                 "exact_us": _micro(exact),
                 "peer_us": _micro(other),
-                "peer": peer.name if peer and other is not None else None,
+                "peer": None if other is None else work.peer,
                 "speed_over_peer": _ratio(other, shown),
                 "exact_speed_over_peer": _ratio(other, exact),
                 "collect_share": None if collecting is None else 1 - ours / collecting,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specbench.bench.kernels.cases import Case
-from specbench.bench.kernels.inputs import pool, randn, selected
+from specbench.bench.kernels.inputs import chains, pool, randn, sampled, selected
 from specbench.bench.kernels.timing import Call
 from specbench.kernels.flash_attention import Peer
 
@@ -15,10 +15,14 @@ _CACHES = 4  # pools together are this many times the L2 cache, so that none is 
 
 @dataclass(frozen=True)
 class Workload:
-    """A case's calls by kernel, each a list over the pools, and the bytes that one must read."""
+    """A case's calls by kernel, each a list over the pools, and the bytes that one must move.
+
+    `peer` is the name of what runs beside ours, if anything does.
+    """
 
     calls: dict[str, list[Call]]
     nbytes: int
+    peer: str | None = None
 
 
 def build(case: Case, peer: Peer | None, device: str = "cuda") -> Workload:
@@ -27,13 +31,17 @@ def build(case: Case, peer: Peer | None, device: str = "cuda") -> Workload:
         "verify": _verify,
         "sparse": _sparse,
         "select": _select,
+        "sample": _sample,
+        "accept": _accept,
     }
-    nbytes = case.score_bytes if case.op == "select" else case.kv_bytes
+    of = {"select": case.score_bytes, "sample": case.token_bytes, "accept": case.token_bytes}
+    nbytes = of.get(case.op, case.kv_bytes)
     calls: dict[str, list[Call]] = {}
     for seed in range(pool_count(nbytes, device)):
         for name, call in makers[case.op](case, peer, device, seed).items():
             calls.setdefault(name, []).append(call)
-    return Workload(calls, nbytes)
+    beside = peer.name if peer else None
+    return Workload(calls, nbytes, "torch" if case.op in ("sample", "accept") else beside)
 
 
 def pool_count(nbytes: int, device: str) -> int:
@@ -132,6 +140,29 @@ def _select(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
     rows = case.layers * case.batch * case.kv_heads
     workspace = SelectionWorkspace(rows, case.context, case.entries, device, dtype=scores.dtype)
     return {OURS: lambda: select(scores, ranked, keep, case.entries, workspace=workspace, out=out)}
+
+
+def _sample(case: Case, _: Peer | None, device: str, seed: int) -> dict[str, Call]:
+    from specbench.engine import sampling
+    from specbench.kernels.head.sample import sample
+
+    drawn, logits, u = sampled(case, device, seed)
+    u = u[:, 0].contiguous()
+    return {
+        OURS: lambda: sample(logits, drawn, u),
+        PEER: lambda: sampling.sample(logits.float(), drawn, u),
+    }
+
+
+def _accept(case: Case, _: Peer | None, device: str, seed: int) -> dict[str, Call]:
+    from specbench.engine import acceptance
+    from specbench.kernels.head.accept import accept_sampled
+
+    given = chains(case, device, seed)
+    return {
+        OURS: lambda: accept_sampled(*given),
+        PEER: lambda: acceptance.accept_sampled(*given),
+    }
 
 
 def _cache_bytes(device: str) -> int:

@@ -1,44 +1,50 @@
-"""Temperature, top-k, top-p and the draw in one launch without a sort, in Triton."""
+"""Temperature, top-k, top-p and the draw without a sort, in Triton."""
 
 from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.sampling import Sampling
-from specbench.kernels.head.search import (
-    distances,
-    find_peak,
-    gather_near,
-    kth_distance,
-    lightest_weight,
-    survey,
-    weigh,
-)
-from specbench.kernels.launch import check_dtype, dependent, release_next, wait_for_previous
+from specbench.kernels.head.choose import choose_tokens, spread_weights, survey_groups
+from specbench.kernels.launch import check_dtype, dependent
+
+# groups that a program holds in registers, at most
+_MOST_GROUPS = 1024
 
 
 @dataclass(frozen=True)
 class SampleLaunch:
-    """How one program goes through its row.
+    """How a row is cut; any choice gives the same result up to rounding.
 
     Attributes
     ----------
-    block : int
-        Tokens at a time, a power of two.
+    group : int
+        Tokens whose best one is known before candidates are listed, a power of two; larger where a
+        vocabulary has more groups than a program holds.
+    chunk, step : int
+        Tokens of a program that surveys or writes, and those at a time of the one that chooses;
+        powers of two, at least `group`.
+    few : int
+        Candidates that are compared with each other, at most, a power of two.
     list_block : int
-        Candidates of the threshold search at a time, a power of two.
+        Of more candidates, those of the threshold search at a time, a power of two.
+    capacity : int
+        Candidates that are listed, at most: rows that have more are searched as a whole.
     num_warps : int
+        Of the program that chooses a row's token.
     pdl : bool
         Programmatic dependent launch.
     """
 
-    block: int = 4096
-    list_block: int = 1024
-    num_warps: int = 16
-    num_stages: int = 3
+    group: int = 256
+    chunk: int = 4096
+    step: int = 1024
+    few: int = 64
+    list_block: int = 256
+    capacity: int = 4096
+    num_warps: int = 8
     pdl: bool = True
 
 
@@ -51,9 +57,16 @@ def probabilities(logits: Tensor, sampling: Sampling, launch: SampleLaunch | Non
         float32 `[..., V]`, each row sums to 1; NaN throughout a row that no token can be chosen
         from.
     """
+    return distribution(logits, sampling, launch)[0]
+
+
+def distribution(
+    logits: Tensor, sampling: Sampling, launch: SampleLaunch | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same, and which rows no token can be chosen from: bool `[...]`."""
     rows = logits.reshape(-1, logits.shape[-1])
-    probs, _, _ = _launch(rows, sampling, None, launch)
-    return probs.view(logits.shape)
+    probs, _, bad = _launch(rows, sampling, None, launch)
+    return probs.view(logits.shape), bad.view(logits.shape[:-1])
 
 
 def sample(
@@ -97,108 +110,60 @@ def _launch(
     probs = torch.empty((rows, vocab), dtype=torch.float32, device=device)
     token = torch.empty(rows, dtype=torch.int64, device=device)
     bad = torch.empty(rows, dtype=torch.bool, device=device)
-    if rows:
-        _sample[(rows,)](
-            logits,
-            logits.stride(0),
-            u,
-            probs,
-            token,
-            bad,
-            sharpness,
-            max(sampling.top_p, tiny),
-            sampling.top_k,
-            V=vocab,
-            TOP_K=0 < sampling.top_k < vocab,
-            TOP_P=sampling.top_p < 1,
-            BLOCK=min(launch.block, triton.next_power_of_2(vocab)),
-            LIST=launch.list_block,
-            STAGES=launch.num_stages,
-            num_warps=launch.num_warps,
-            **dependent(launch.pdl, device),
+    if not rows:
+        return probs, token, bad
+    group = max(launch.group, triton.next_power_of_2(triton.cdiv(vocab, _MOST_GROUPS)))
+    chunk, step = max(launch.chunk, group), max(launch.step, group)
+    groups, chunks = triton.cdiv(vocab, group), triton.cdiv(vocab, chunk)
+    top_k, top_p = 0 < sampling.top_k < vocab, sampling.top_p < 1
+    best, mass = torch.empty((2, rows, groups), dtype=torch.float32, device=device)
+    options = dependent(launch.pdl, device)
+    size = {"V": vocab, "GROUP": group}
+    survey_groups[(rows, chunks)](
+        logits,
+        logits.stride(0),
+        probs,
+        best,
+        mass,
+        sharpness,
+        ALL=not (top_k or top_p),
+        GROUPS=groups,
+        CHUNK=chunk,
+        **size,
+        **options,
+    )
+    scale = torch.empty((rows, 2), dtype=torch.float32, device=device)
+    capacity = launch.capacity if top_k or top_p else 0
+    choose_tokens[(rows,)](
+        logits,
+        logits.stride(0),
+        u,
+        probs,
+        token,
+        bad,
+        best,
+        mass,
+        torch.empty((rows, groups), dtype=torch.int32, device=device),
+        torch.empty((rows, capacity), dtype=torch.float32, device=device),
+        torch.empty((rows, capacity), dtype=torch.int32, device=device),
+        scale,
+        sharpness,
+        max(sampling.top_p, tiny),
+        sampling.top_k,
+        TOP_K=top_k,
+        TOP_P=top_p,
+        GROUPS=groups,
+        PADDED=triton.next_power_of_2(groups),
+        FEW=launch.few,
+        LIST=launch.list_block,
+        CAPACITY=capacity,
+        CHUNK=step,
+        num_warps=launch.num_warps,
+        **size,
+        **options,
+    )
+    if not (top_k or top_p):
+        spread_weights[(rows, chunks)](
+            logits, logits.stride(0), probs, scale, sharpness, V=vocab, CHUNK=chunk, **options
         )
     return probs, token, bad
-
-
-@triton.jit(do_not_specialize=["top_k"])
-def _sample(
-    logits,
-    stride,
-    u,
-    probs,
-    token,
-    bad,
-    sharpness,
-    top_p,
-    top_k,
-    V: tl.constexpr,
-    TOP_K: tl.constexpr,
-    TOP_P: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LIST: tl.constexpr,
-    STAGES: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    source, target = logits + row * stride, probs + row * V
-    release_next(PDL)
-    wait_for_previous(PDL)
-    peak = find_peak(source, V, BLOCK, STAGES)
-    good = (peak > -float("inf")) & (peak < float("inf"))
-    farthest, lightest, equal, kept_equal = float("inf"), 0.0, 0, 0
-    if TOP_K:
-        total, cut = survey(source, peak, sharpness, top_k, True, V, BLOCK, STAGES)
-    else:
-        total, cut = survey(source, peak, sharpness, top_p, False, V, BLOCK, STAGES)
-    if TOP_K or TOP_P:
-        # the row of `probs` holds the list of candidates until it is written
-        count = gather_near(source, target, peak, sharpness, cut, V, BLOCK, STAGES)
-        if TOP_K:
-            farthest = kth_distance(target, count, top_k, LIST)
-            total, _ = weigh(target, count, farthest, -1.0, LIST)
-        if TOP_P:
-            needed = tl.cast(top_p, tl.float64) * total
-            # what lies past the k-th is lighter than all within, and has no say
-            lightest = lightest_weight(target, count, needed, LIST)
-            heavier, equal = weigh(target, count, farthest, lightest, LIST)
-            # a list that ends among equals takes the lower ids first
-            each = tl.where(lightest > 0, lightest, 1.0).to(tl.float64)
-            missing = tl.minimum(tl.maximum(tl.ceil((needed - heavier) / each), 1.0), equal)
-            kept_equal = missing.to(tl.int32)
-            total = heavier + kept_equal * lightest.to(tl.float64)
-        tl.debug_barrier()
-    scale = 1 / total.to(tl.float32)
-    seen = 0
-    if u is not None:
-        rest = tl.load(u + row) * total
-        passed = rest * 0
-        chosen, last = -1, 0
-    for first in tl.range(0, V, BLOCK, num_stages=STAGES):
-        index = first + tl.arange(0, BLOCK)
-        d = distances(source, first, peak, sharpness, V, BLOCK)
-        weight = tl.exp(-d)
-        kept = d <= farthest
-        if TOP_P:
-            tie = kept & (weight == lightest)
-            kept = kept & (weight > lightest)
-            if equal == kept_equal:
-                kept = kept | tie
-            else:
-                kept = kept | (tie & (seen + tl.cumsum(tie.to(tl.int32), 0) <= kept_equal))
-                seen += tl.sum(tie.to(tl.int32), 0)
-        weight = tl.where(kept, weight, 0.0)
-        prob = tl.where(good, weight * scale, float("nan"))
-        tl.store(target + index, prob, mask=index < V)
-        if u is not None:
-            here = tl.sum(weight, 0).to(tl.float64)
-            if (chosen < 0) & (passed + here > rest):
-                beyond = (passed + tl.cumsum(weight.to(tl.float64), 0) > rest) & (weight > 0)
-                found = tl.min(tl.where(beyond, index, V), 0)
-                # sums in two orders may disagree: then the next token is the one
-                chosen = tl.where(found < V, found, -1)
-            last = tl.maximum(last, tl.max(tl.where(weight > 0, index, 0), 0))
-            passed += here
-    tl.store(bad + row, good == 0)
-    if u is not None:
-        chosen = tl.where(chosen < 0, last, chosen)
-        tl.store(token + row, tl.where(good, chosen, 0).to(tl.int64))

@@ -19,60 +19,10 @@ def distances(source, first, peak, sharpness, V: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def find_peak(source, V: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """The largest logit; infinite where there is a NaN."""
-    peak = tl.full((BLOCK,), -float("inf"), tl.float32)
-    for first in tl.range(0, V, BLOCK, num_stages=STAGES):
-        index = first + tl.arange(0, BLOCK)
-        value = tl.load(source + index, mask=index < V, other=-float("inf")).to(tl.float32)
-        peak = tl.maximum(peak, tl.where(value != value, float("inf"), value))
-    return tl.max(peak, 0)
-
-
-@triton.jit
-def survey(
-    source,
-    peak,
-    sharpness,
-    wanted,
-    COUNT: tl.constexpr,
-    V: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """The row's mass (its tokens with `COUNT`), and a distance that holds `wanted` of it.
-
-    The distance is the first of a few that suffices, or infinite. It only bounds the list of
-    candidates: the exact end is searched for in the list.
-    """
-    total = tl.zeros((), tl.float64)
-    near = tl.zeros((BLOCK,), tl.float32)
-    middle = tl.zeros((BLOCK,), tl.float32)
-    far = tl.zeros((BLOCK,), tl.float32)
-    for first in tl.range(0, V, BLOCK, num_stages=STAGES):
-        d = distances(source, first, peak, sharpness, V, BLOCK)
-        inside = first + tl.arange(0, BLOCK) < V
-        amount = tl.where(inside, 1.0, 0.0) if COUNT else tl.exp(-d)
-        total += tl.sum(amount, 0).to(tl.float64)
-        near += tl.where(d <= 4, amount, 0.0)
-        middle += tl.where(d <= 8, amount, 0.0)
-        far += tl.where(d <= 16, amount, 0.0)
-    needed = tl.cast(wanted, tl.float64)
-    if not COUNT:
-        needed *= total
-    cut = tl.where(tl.sum(far.to(tl.float64), 0) >= needed, 16.0, float("inf"))
-    cut = tl.where(tl.sum(middle.to(tl.float64), 0) >= needed, 8.0, cut)
-    cut = tl.where(tl.sum(near.to(tl.float64), 0) >= needed, 4.0, cut)
-    return total, cut
-
-
-@triton.jit
-def gather_near(
-    source, near, peak, sharpness, cut, V: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr
-):
+def gather_near(source, near, peak, sharpness, cut, V: tl.constexpr, BLOCK: tl.constexpr):
     """Write the distances up to `cut` to `near` in the order of the ids; how many there are."""
     count = 0
-    for first in tl.range(0, V, BLOCK, num_stages=STAGES):
+    for first in tl.range(0, V, BLOCK):
         d = distances(source, first, peak, sharpness, V, BLOCK)
         kept = (d <= cut) & (first + tl.arange(0, BLOCK) < V)
         place = count + tl.cumsum(kept.to(tl.int32), 0) - 1
