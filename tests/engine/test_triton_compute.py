@@ -15,7 +15,7 @@ from specbench.engine.triton_attention import TritonAttention
 from specbench.engine.triton_compute import Fusion, TritonCompute
 from specbench.errors import UsageError
 from specbench.kernels.paged_attention.reference import Collect
-from specbench.methods.base import EngineMethod
+from specbench.methods.base import Draft, EngineMethod
 from tests.methods.longspec.informed import informed
 from tests.support.buffers import DEVICE
 from tests.support.tiny import (
@@ -180,6 +180,37 @@ def test_sampled_outputs() -> None:
     sampling = Sampling(0.8, 0.95, 20, seed=7)
     expected = tokens("sdpa", vegas(), sampling)
     assert tokens("triton", vegas(), sampling) == expected
+
+
+@pytest.mark.parametrize("drafted", ["at random", "for sure", "not at all"])
+def test_sampled_chains_are_committed_as_by_the_engine(drafted: str) -> None:
+    model = tiny_model(4, torch.float32, 64).to(DEVICE)
+    engine = Engine(model, rows=3, max_len=64, backend="triton")
+    generator = torch.Generator().manual_seed(8)
+    gamma, vocab = 4, model.config.vocab_size
+    logits = 2 * torch.randn(3, gamma + 1, vocab, generator=generator)
+    probs = (logits[:, :gamma] + 0.2 * torch.randn(3, gamma, vocab, generator=generator)).softmax(
+        -1
+    )
+    tokens = probs.flatten(0, 1).multinomial(1, generator=generator).view(3, gamma)
+    draft = Draft(tokens.to(DEVICE), probs.to(DEVICE) if drafted == "at random" else None)
+    if drafted == "not at all":
+        draft, logits = None, logits[:, :1]
+    found = []
+    for compute in (ReferenceCompute(model, engine.cache), TritonCompute(model, engine.cache)):
+        engine.use(vegas(gamma=gamma), Sampling(0.9, 0.9, 30, seed=2))
+        for row, left in enumerate([20, 3]):
+            engine.admit(row, row, prompts(5, [9])[0], left)
+        batch = engine.batch
+        chunk = compute.make_chunk(batch, draft, gamma, 64)
+        result = compute.finish_sampled(batch, chunk, draft, logits.to(DEVICE), engine.sampling)
+        state = batch.tokens, batch.lengths, batch.remaining, batch.active, batch.deepest
+        found.append([x.clone() for x in (result[:2], *(x[:2] for x in state))])
+        engine.release_all()
+    for ours, expected in zip(found[1], found[0], strict=True):
+        assert torch.equal(ours, expected)
+    if draft is not None:
+        assert found[0][0][0, 0] > 1  # more than one token was committed
 
 
 def test_what_cannot_be_had_is_said() -> None:
