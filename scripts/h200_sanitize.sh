@@ -11,7 +11,8 @@ export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 status=0
 for tool in "${@:-memcheck}"; do
     for name in paged_attention_triton paged_attention_scores_triton sparse_attention_triton \
-        selection_triton linear qkv mlp head iteration tree_attention page_bounds_triton; do
+        selection_triton linear qkv mlp head sample accept_sampled iteration tree_attention \
+        page_bounds_triton; do
         log="$out/$tool.$name.txt"
         if timeout "${SECONDS_EACH:-120}" compute-sanitizer --tool "$tool" --error-exitcode 9 \
             --kernel-regex kns=_ --log-file "$log" \
