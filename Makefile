@@ -82,10 +82,11 @@ results-cpu: $(STAMP)
 	test -f "$(SPECBENCH_DATA)/govreport.jsonl" # SPECBENCH_DATA names the folder of real input files
 	rm -rf results/cpu
 	$(BIN)/specbench run --method vegas --dataset longbench-v2 --output results/cpu/default
-	$(AL_RUN) --normaliser exact --output results/cpu/al-weight
-	$(AL_RUN) --normaliser draft --output results/cpu/al-draft
-	$(AL_RUN) --score logit --output results/cpu/al-logit
-	$(AL_RUN) --normaliser exact --queries last --output results/cpu/al-last-row
+	$(AL_RUN) --output results/cpu/al-all
+	$(AL_RUN) --queries first+last --output results/cpu/al-weight
+	$(AL_RUN) --queries first+last --normaliser draft --output results/cpu/al-draft
+	$(AL_RUN) --queries first+last --score logit --output results/cpu/al-logit
+	$(AL_RUN) --queries last --output results/cpu/al-last-row
 	$(AL_RUN) --score random --output results/cpu/al-random
 
 figures: $(STAMP)
