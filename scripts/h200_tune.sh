@@ -25,7 +25,7 @@ for stage in "$@"; do
     case $stage in
     16 | 64)
         tune "$stage" --batch-size "$stage" --num-prompts "$stage" --held-out "$stage" \
-            --context-len 20000 --ratios 0.01,0.02,0.05,0.1,0.2 --gammas 2,4,6,8,12 --exhaustive
+            --context-len 20000 --ratios 0.01,0.02,0.03,0.05,0.1 --gammas 4,6,8,12,16 --exhaustive
         ;;
     loads)
         tune loads --batch-size 1,4,16,64 --context-len 2048,8192,20000 --budget-minutes 2

@@ -7,10 +7,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from specbench.config import AttentionBackend
+from specbench.config import AttentionBackend, Queries
 from specbench.engine.batch import Batch
 from specbench.engine.chunk import Chunk, finish_greedy, finish_sampled, make_chunk
-from specbench.engine.draft_steps import DraftSteps, draft_steps
+from specbench.engine.draft_steps import DraftSteps, draft_steps, sums_of_voters
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.sampling import Sampling, argmax, invalid, probabilities, sample
@@ -90,6 +90,10 @@ class Compute(ABC):
     def draft_steps(self, batch: Batch, gamma: int, reach: Tensor, max_len: int) -> DraftSteps:
         """What the steps of a chain of drafts read; see `draft_steps.draft_steps`."""
         return draft_steps(batch, gamma, reach, max_len)
+
+    def sums_of_voters(self, batch: Batch, queries: Queries, lse: Tensor, out: Tensor) -> None:
+        """What normalises the votes of a verification; see `draft_steps.sums_of_voters`."""
+        sums_of_voters(batch, queries, lse, out)
 
     def finish_greedy(self, batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tensor:
         """Accept and commit at temperature 0; see `chunk.finish_greedy`."""

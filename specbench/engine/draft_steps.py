@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specbench.config import Queries
 from specbench.engine.batch import Batch, slots_of
 
 
@@ -47,3 +48,28 @@ def draft_steps(batch: Batch, gamma: int, reach: Tensor, max_len: int) -> DraftS
     tails = torch.where(read, slots_of(batch.block_table, reach), -1)
     fed = (position + steps).clamp(0, max_len - 1).T.contiguous()[..., None]
     return DraftSteps(fed, own, tails)
+
+
+def sums_of_voters(batch: Batch, queries: Queries, lse: Tensor, out: Tensor) -> None:
+    """Give each verify row that votes the log-sum-exp of its token's draft step.
+
+    The last row's token was not fed to a draft step: the one before it stands in.
+
+    Parameters
+    ----------
+    batch : Batch
+    queries : {"first+last", "last", "all"}
+        Which rows of a verification vote.
+    lse : Tensor
+        `[layers, R, gamma, H]`, of each step; -inf of a row that did not draft.
+    out : Tensor
+        `[layers, R, voters, H]`; 0 for a row that did not draft, which had nothing to read.
+    """
+    last = (batch.allowed(lse.shape[2]) - 1).clamp(min=0)[:, None]
+    row = torch.arange(out.shape[2], device=lse.device)
+    if queries == "first+last":
+        row = row * last
+    elif queries == "last":
+        row = row + last
+    step = torch.minimum(row, last)[None, :, :, None].expand_as(out)
+    out.copy_(lse.gather(2, step).nan_to_num(neginf=0.0))

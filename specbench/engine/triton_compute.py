@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.config import Queries
 from specbench.engine.acceptance import chain_numbers
 from specbench.engine.batch import Batch
 from specbench.engine.chunk import Chunk
@@ -23,6 +24,7 @@ from specbench.kernels.head import sample
 from specbench.kernels.head.accept import accept_sampled
 from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
 from specbench.kernels.iteration.triton import draft_steps, finish_greedy, make_chunk
+from specbench.kernels.iteration.voters import sums_of_voters
 from specbench.kernels.launch import Scratch, multiprocessors
 from specbench.kernels.linear.plan import MAX_ROWS, scratch_size
 from specbench.kernels.linear.plan import choose as choose_linear
@@ -145,6 +147,10 @@ class TritonCompute(TritonDrafting):
     def draft_steps(self, batch: Batch, gamma: int, reach: Tensor, max_len: int) -> DraftSteps:
         """See `Compute`; one launch in place of thirty."""
         return draft_steps(batch, gamma, reach, max_len)
+
+    def sums_of_voters(self, batch: Batch, queries: Queries, lse: Tensor, out: Tensor) -> None:
+        """See `Compute`; one launch in place of nine."""
+        sums_of_voters(batch, queries, lse, out)
 
     def finish_greedy(self, batch: Batch, chunk: Chunk, best: Tensor, bad: Tensor) -> Tensor:
         """See `Compute`; one launch in place of forty."""

@@ -110,7 +110,8 @@ class Vegas(EngineMethod):
         # parts
         chosen = 8 + 4 + 7 * 8
         norms = model.num_layers * rows * (self._voters() + p.gamma) * model.num_heads * 4
-        return model.num_layers * rows * sets * (entry * max_len + chosen * width) + norms
+        lookup = 3 * 8 * (max_len + 1)
+        return model.num_layers * rows * sets * (entry * max_len + chosen * width) + norms + lookup
 
     def bind(self, engine: "Engine") -> None:
         """Allocate scores `[layers, R, S, L]` and selected slots `[layers, R, S, K]`."""
@@ -136,44 +137,33 @@ class Vegas(EngineMethod):
             steps = config.num_layers, engine.batch.rows, self.gamma, config.num_heads
             self.lse = torch.zeros(steps, device=engine.device)
         self.ranked = torch.zeros(engine.batch.rows, dtype=torch.int64, device=engine.device)
+        # behind the ranked prefix: what the last verification committed, and the drafts
+        self.behind = torch.arange(2 * self.gamma + 1, device=engine.device)
+        # of each length: one launch to look up, six to compute
+        self.kept = self._keep(torch.arange(engine.max_len + 1, device=engine.device))
 
     def draft(self, batch: Batch) -> Draft | None:
         """Gamma tokens, one sparse forward each, their KV at lookahead positions of the cache."""
         if self.gamma == 0:
             return None
-        # behind the ranked prefix: what the last verification committed, and the drafts
-        behind = torch.arange(2 * self.gamma + 1, device=self.ranked.device)
-        reach = self.ranked[:, None] + behind
-        draft = draft_sparsely(self.engine, self.gamma, self.selected, reach, self.lse)
-        if self.lse is not None:
-            self._normalise(batch, self.lse)
+        engine = self.engine
+        lse = None if engine.frozen else self.lse
+        reach = self.ranked[:, None] + self.behind
+        draft = draft_sparsely(engine, self.gamma, self.selected, reach, lse)
+        if lse is not None:
+            assert self.norm is not None
+            with engine.phases("selection"):
+                engine.compute.sums_of_voters(batch, self.parameters.queries, lse, self.norm)
         return draft
-
-    def _normalise(self, batch: Batch, lse: Tensor) -> None:
-        """Take for each verify row that votes the sum of its token's draft step.
-
-        The last row's token was not fed to a draft step: the one before it stands in.
-        """
-        assert self.norm is not None
-        last = (batch.allowed(self.gamma) - 1).clamp(min=0)[:, None]
-        row = torch.arange(self._voters(), device=lse.device)
-        if self.parameters.queries == "first+last":
-            row = row * last
-        elif self.parameters.queries == "last":
-            row = row + last
-        step = torch.minimum(row, last)[None, :, :, None].expand_as(self.norm)
-        # a row that did not draft had nothing to read
-        self.norm.copy_(lse.gather(2, step).nan_to_num(neginf=0.0))
 
     def collector(self, batch: Batch) -> ScoreCollector | None:
         """Scores of the prefix up to the verification's first row."""
         if self.gamma == 0:
             return None
-        ranked = (batch.lengths + 1) * batch.active
-        self.ranked.copy_(ranked)
+        torch.mul(batch.lengths + 1, batch.active, out=self.ranked)
         if self.collect is None:
             return None
-        return ScoreCollector(self.collect, self.scores, ranked, self.norm)
+        return ScoreCollector(self.collect, self.scores, self.ranked, self.norm)
 
     def prefill_collector(
         self, row: int, begin: int, end: int, length: int
@@ -206,7 +196,7 @@ class Vegas(EngineMethod):
         self.engine.compute.select_slots(
             self.scores[:, rows],
             ranked,
-            self._keep(ranked),
+            self.kept[ranked],
             batch,
             rows,
             self.selected[:, rows],

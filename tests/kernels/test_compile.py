@@ -33,6 +33,7 @@ NAMES = {
     "spread_weights",
     "_uniform",
     "_draft_steps",
+    "_sums_of_voters",
     "_make_chunk",
     "_finish_greedy",
     "specbench_mark",
@@ -64,6 +65,7 @@ def step(rows: int) -> None:
     from specbench.kernels.head import sample, uniform
     from specbench.kernels.head import triton as head
     from specbench.kernels.iteration import triton as iteration
+    from specbench.kernels.iteration import voters
     from specbench.kernels.linear import plan
     from specbench.kernels.linear import triton as linear
     from specbench.kernels.mark.triton import mark
@@ -120,6 +122,8 @@ def step(rows: int) -> None:
         chunk = iteration.make_chunk(batch, draft, 6, 64)
         iteration.finish_greedy(batch, chunk, chunk.tokens, chunk.tokens > 0)
     iteration.draft_steps(batch, 6, index[:, None].repeat(1, 13), 64)
+    sums = torch.empty(24, rows, 7, HEADS)
+    voters.sums_of_voters(batch, "all", sums[:, :, :6].contiguous(), sums)
     mark(index)
     launch = sample.SampleLaunch(pdl=True)
     for kept in ((0.9, 20), (1.0, 20), (0.9, 0), (1.0, 0)):

@@ -10,10 +10,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from specbench.config import Queries
 from specbench.engine import chunk as reference
 from specbench.engine.batch import Batch
-from specbench.engine.draft_steps import draft_steps
+from specbench.engine.draft_steps import draft_steps, sums_of_voters
 from specbench.kernels.iteration import triton as kernels
+from specbench.kernels.iteration import voters as voters_of_kernels
 from specbench.methods.base import Draft
 from tests.support.buffers import DEVICE
 
@@ -58,6 +60,33 @@ def test_steps_of_drafts_are_what_torch_makes_of_them(data: st.DataObject) -> No
     found = kernels.draft_steps(batch, gamma, reach, MAX_LEN)
     for name in ("fed", "own", "tails"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_voters_have_the_sums_of_their_draft_steps(data: st.DataObject) -> None:
+    rows, gamma, layers, heads = (
+        data.draw(st.integers(1, most), label=name)
+        for name, most in (("rows", 4), ("g", 5), ("layers", 3), ("heads", 7))
+    )
+    queries: Queries = data.draw(st.sampled_from(["first+last", "last", "all"]), label="queries")
+    batch = random_batch(data, rows, [])
+    lse = torch.randn(layers, rows, gamma, heads, device=DEVICE)
+    odd = torch.rand(lse.shape, device=DEVICE)
+    lse[odd < 0.3], lse[odd < 0.1], lse[odd > 0.95] = -torch.inf, torch.nan, torch.inf
+    voters = {"first+last": 2, "last": 1, "all": gamma + 1}[queries]
+    expected = torch.full((layers, rows, voters, heads), torch.nan, device=DEVICE)
+    found = expected.clone()
+    sums_of_voters(batch, queries, lse, expected)
+    voters_of_kernels.sums_of_voters(batch, queries, lse, found)
+    assert torch.equal(found, expected)
+
+
+def test_sums_that_are_not_dense_are_refused() -> None:
+    sums = torch.zeros(2, 2, 2, 2, device=DEVICE)
+    batch = Batch(2, MAX_LEN, [], DEVICE)
+    with pytest.raises(ValueError, match="dense"):
+        voters_of_kernels.sums_of_voters(batch, "last", sums, sums.transpose(0, 3))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
