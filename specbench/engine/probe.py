@@ -13,7 +13,8 @@ from torch import Tensor
 from specbench.engine.engine import Engine
 from specbench.engine.graph import capture
 from specbench.engine.iteration import iterate
-from specbench.engine.trace import Kernel, Split, split
+from specbench.engine.phases import Mark
+from specbench.engine.trace import Kernel, Split, mean, split
 from specbench.engine.traffic import Traffic, traffic
 from specbench.errors import UsageError
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _REPLAYS = 8
 # of a capture, and of a traced graph
 _ALONGSIDE = 4
+# of each graph: a single one is off by several tenths of a percent
+_TRACES = 4
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Probe:
     frozen : float
         The same without what the method does to choose: no scores collected, the sets as they were.
     split, frozen_split : Split
-        A trace of one replay of each.
+        Means of traces of single replays of each.
     traffic : Traffic, optional
         The bytes of the iteration.
     copy_bytes_per_s : float, optional
@@ -107,13 +110,18 @@ def probe(engine: Engine, turns: int = 5) -> Probe:
                 restore()
                 times[is_frozen].append(_seconds(graph, replays))
         restore()
-        split_plain = _traced(engine)
-        restore()
+        marked = {False: _marked(engine)}
         with _frozen(engine):
-            split_frozen = _traced(engine)
+            marked[True] = _marked(engine)
+        splits: dict[bool, list[Split]] = {True: [], False: []}
+        for _ in range(_TRACES):
+            for is_frozen, graph in marked.items():
+                restore()
+                splits[is_frozen].append(_trace(graph))
         restore()
     plain_s, frozen_s = (median(times[is_frozen]) for is_frozen in (False, True))
-    return Probe(turns * replays, plain_s, frozen_s, split_plain, split_frozen, moved)
+    means = (mean(splits[is_frozen]) for is_frozen in (False, True))
+    return Probe(turns * replays, plain_s, frozen_s, *means, moved)
 
 
 @contextmanager
@@ -135,11 +143,18 @@ def _seconds(graph: "CUDAGraph", replays: int) -> float:
     return begin.elapsed_time(end) * 1e-3 / replays
 
 
-def _traced(engine: Engine) -> Split:
-    """The split of one replay, of a graph of its own with markers in it."""
-    from torch.profiler import ProfilerActivity, profile
+@dataclass(frozen=True)
+class _Marked:
+    """A graph with markers in it, what they stand for, and the memory that they touch."""
 
-    from specbench.kernels.mark.triton import NAME, mark
+    graph: "CUDAGraph"
+    marks: list[Mark]
+    place: Tensor
+
+
+def _marked(engine: Engine) -> _Marked:
+    """Captured and replayed once."""
+    from specbench.kernels.mark.triton import mark
 
     place = torch.zeros(1, dtype=torch.int32, device=engine.device)
     phases = engine.phases
@@ -153,14 +168,23 @@ def _traced(engine: Engine) -> Split:
         graph, _ = capture(marked, torch.cuda.graph_pool_handle())
         graph.replay()
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as trace:
-            graph.replay()
-            torch.cuda.synchronize()
     finally:
         phases.mark = None
+    return _Marked(graph, list(phases.marks), place)
+
+
+def _trace(marked: _Marked) -> Split:
+    """The split of one replay."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from specbench.kernels.mark.triton import NAME
+
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        marked.graph.replay()
+        torch.cuda.synchronize()
     kernels = [
         Kernel(event.name, event.time_range.start * 1e-6, event.time_range.end * 1e-6)
         for event in trace.events()
         if event.device_type.name == "CUDA"
     ]
-    return split(kernels, phases.marks, NAME)
+    return split(kernels, marked.marks, NAME)

@@ -91,3 +91,24 @@ def split(kernels: Iterable[Kernel], marks: Sequence[Mark], marker: str) -> Spli
         result.by_kernel[key] = result.by_kernel.get(key, 0.0) + spent
         clock = max(clock, kernel.end)
     return result
+
+
+def mean(splits: Sequence[Split]) -> Split:
+    """Of replays of one graph, part by part, so that the parts still sum to the whole.
+
+    Raises
+    ------
+    ValueError
+        There are none.
+    """
+    if not splits:
+        raise ValueError("no traces to take the mean of")
+    names = {key: None for one in splits for key in one.by_kernel}
+    count = len(splits)
+    return Split(
+        {phase: sum(one.phases[phase] for one in splits) / count for phase in PHASES},
+        sum(one.other for one in splits) / count,
+        sum(one.gaps for one in splits) / count,
+        {key: sum(one.by_kernel.get(key, 0.0) for one in splits) / count for key in names},
+        sum(one.total for one in splits) / count,
+    )

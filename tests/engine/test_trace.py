@@ -3,7 +3,7 @@
 import pytest
 
 from specbench.engine.phases import Mark
-from specbench.engine.trace import Kernel, split
+from specbench.engine.trace import Kernel, mean, split
 from specbench.errors import SpecbenchError
 
 MARK = "specbench_mark"
@@ -54,3 +54,15 @@ def test_overlapping_kernels_share_their_time() -> None:
 def test_a_trace_of_another_graph_is_refused() -> None:
     with pytest.raises(SpecbenchError, match="1 of 2 markers"):
         split(trace((MARK, 0, 1)), [Mark("draft", True), Mark("draft", False)], MARK)
+
+
+def test_the_mean_of_traces_sums_as_they_do() -> None:
+    marks = [Mark("draft", True), Mark("draft", False)]
+    one = split(trace((MARK, 0, 1), ("a", 1, 3), (MARK, 3, 4), ("b", 5, 6)), marks, MARK)
+    other = split(trace((MARK, 0, 1), ("a", 1, 2), ("c", 2, 6), (MARK, 6, 7)), marks, MARK)
+    found = mean([one, other])
+    assert found.phases["draft"] == (2 + 5) / 2
+    assert found.by_kernel == {("draft", "a"): 1.5, ("other", "b"): 0.5, ("draft", "c"): 2}
+    assert found.total == sum(found.phases.values()) + found.other + found.gaps
+    with pytest.raises(ValueError, match="no traces"):
+        mean([])
