@@ -115,12 +115,12 @@ def probe(engine: Engine, turns: int = 5) -> Probe:
             marked[True] = _marked(engine)
         splits: dict[bool, list[Split]] = {True: [], False: []}
         for _ in range(_TRACES):
-            for is_frozen, graph in marked.items():
+            for is_frozen, traced in marked.items():
                 restore()
-                splits[is_frozen].append(_trace(graph))
+                splits[is_frozen].append(_trace(traced))
         restore()
     plain_s, frozen_s = (median(times[is_frozen]) for is_frozen in (False, True))
-    means = (mean(splits[is_frozen]) for is_frozen in (False, True))
+    means = mean(splits[False]), mean(splits[True])
     return Probe(turns * replays, plain_s, frozen_s, *means, moved)
 
 
