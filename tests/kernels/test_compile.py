@@ -31,6 +31,8 @@ NAMES = {
     "survey_groups",
     "choose_tokens",
     "spread_weights",
+    "_weigh_next",
+    "_draw_next",
     "_uniform",
     "_draft_steps",
     "_sums_of_voters",
@@ -62,7 +64,7 @@ def step(rows: int) -> None:
     from specbench.engine.batch import Batch
     from specbench.engine.random import Purpose
     from specbench.engine.sampling import Sampling
-    from specbench.kernels.head import sample, uniform
+    from specbench.kernels.head import accept, sample, uniform
     from specbench.kernels.head import triton as head
     from specbench.kernels.iteration import triton as iteration
     from specbench.kernels.iteration import voters
@@ -128,6 +130,10 @@ def step(rows: int) -> None:
     launch = sample.SampleLaunch(pdl=True)
     for kept in ((0.9, 20), (1.0, 20), (0.9, 0), (1.0, 0)):
         sample.sample(half(rows, VOCAB), Sampling(0.8, *kept), u, launch)
+    p, q = torch.empty(rows, 7, VOCAB), torch.empty(rows, 6, VOCAB)
+    numbers = u[:, None].repeat(1, 6), u[:, None].repeat(1, 7)
+    for drawn_from in (q, None):
+        accept.accept_sampled(p, drafted.tokens, drawn_from, index, *numbers)
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.kernels.head.ends import draw_within
+from specbench.kernels.head.ends import draw_within, part_of_draw
 from specbench.kernels.launch import dependent, release_next, wait_for_previous
 
 # tokens at a time; a row has as many sums
@@ -53,9 +53,11 @@ def accept_sampled(
     options = dependent(True, p.device)
     if rows:
         common = p, q, tokens, tokens.stride(0), allowed
-        size = {"GAMMA": chain - 1, "PADDED": triton.next_power_of_2(chain)}
-        size |= {"V": vocab, "CHUNK": chunk, "CHUNKS": chunks}
-        _weigh_next[(rows, chunks)](*common, u_accept, sums, accepted, **size, **options)
+        size = {"GAMMA": chain - 1, "V": vocab, "CHUNK": chunk, "CHUNKS": chunks}
+        padded = triton.next_power_of_2(chain)
+        _weigh_next[(rows, chunks)](
+            *common, u_accept, sums, accepted, PADDED=padded, **size, **options
+        )
         _draw_next[(rows,)](
             *common,
             u_next,
@@ -152,7 +154,6 @@ def _draw_next(
     accepted,
     following,
     GAMMA: tl.constexpr,
-    PADDED: tl.constexpr,
     V: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -172,14 +173,12 @@ def _draw_next(
     nothing = (tl.sum(mass, 0) > 0) == 0
     mass = tl.where(nothing, whole, mass)
     rest = tl.load(u + row * (GAMMA + 1) + count) * tl.sum(mass, 0)
-    upto = tl.cumsum(mass, 0)
-    part = tl.min(tl.where((upto > rest) & (mass > 0), chunk, PARTS), 0)
-    part = tl.where(part < PARTS, part, tl.max(tl.where(mass > 0, chunk, 0), 0))
-    passed = tl.sum(tl.where(chunk < part, mass, 0.0), 0)
+    part, passed = part_of_draw(mass, chunk, rest)
     above, own = _next_weights(
         p, q, tokens, tokens_stride, allowed, row, count, part, GAMMA, V, CHUNK
     )
     weight = tl.where(nothing, own, above)
     index = part * CHUNK + tl.arange(0, CHUNK)
-    chosen, last, _ = draw_within(weight, index, passed, rest, -1, 0, V)
+    chosen, last = -1, 0
+    chosen, last, _ = draw_within(weight, index, passed, rest, chosen, last, V)
     tl.store(following + row, tl.where(chosen < 0, last, chosen).to(tl.int64))

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from specbench.kernels.head.ends import draw_within, keep_few, keep_many
+from specbench.kernels.head.ends import draw_within, keep_few, keep_many, part_of_draw
 from specbench.kernels.head.groups import (
     distance_of_count,
     distance_of_mass,
@@ -146,11 +146,7 @@ def choose_tokens(
             )
     elif DRAW:
         rest = number * total
-        upto = tl.cumsum(weights.to(tl.float64), 0)
-        # the group in which the sum passes the number, or the last that has any
-        part = tl.min(tl.where((upto > rest) & (weights > 0), group, PADDED), 0)
-        part = tl.where(part < PADDED, part, tl.max(tl.where(weights > 0, group, 0), 0))
-        passed = tl.sum(tl.where(group < part, weights, 0.0).to(tl.float64), 0)
+        part, passed = part_of_draw(weights.to(tl.float64), group, rest)
         index = part * GROUP + tl.arange(0, GROUP)
         d = distances(source, part * GROUP, peak, sharpness, V, GROUP)
         chosen, last, passed = draw_within(tl.exp(-d), index, passed, rest, chosen, last, V)

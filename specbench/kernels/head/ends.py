@@ -127,6 +127,18 @@ def keep_many(
 
 
 @triton.jit
+def part_of_draw(mass, part, rest):
+    """Of parts that weigh `mass`, float64, that in which the cumulative sum passes `rest`.
+
+    The last that weighs anything, where rounding leaves none; and what lies before it.
+    """
+    NUMBER: tl.constexpr = mass.shape[0]
+    found = tl.min(tl.where((tl.cumsum(mass, 0) > rest) & (mass > 0), part, NUMBER), 0)
+    found = tl.where(found < NUMBER, found, tl.max(tl.where(mass > 0, part, 0), 0))
+    return found, tl.sum(tl.where(part < found, mass, 0.0), 0)
+
+
+@triton.jit
 def draw_within(weight, index, passed, rest, chosen, last, V: tl.constexpr):
     """Go on with a draw: the token in which the cumulative weight exceeds `rest`, if none has yet.
 
