@@ -9,6 +9,8 @@ from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling, argmax, draw, probabilities, sample
 from specbench.methods.base import Draft
 
+Drawn = Callable[[Tensor, Sampling, Tensor], tuple[Tensor, Tensor]]
+
 
 def accept_chain(
     logits: Tensor,
@@ -47,12 +49,12 @@ def accept_chain(
     """
     if sampling.greedy:
         return accept_greedy(argmax(logits), draft, allowed)
-    p = probabilities(logits, sampling)
-    gamma = 0 if draft is None else draft.tokens.shape[1]
-    u_accept, u_next = chain_numbers(sampling, request, start, gamma)
     if draft is None:
-        return torch.zeros_like(allowed), draw(p[:, 0], u_next[:, 0])
-    return accept_sampled(p, draft.tokens, draft.probs, allowed, u_accept, u_next)
+        following, _ = choose_token(logits[:, 0], sampling, request, start)
+        return torch.zeros_like(allowed), following
+    numbers = chain_numbers(sampling, request, start, draft.tokens.shape[1])
+    p = probabilities(logits, sampling)
+    return accept_sampled(p, draft.tokens, draft.probs, allowed, *numbers)
 
 
 def chain_numbers(
@@ -113,7 +115,7 @@ def accept_tree(
     sampling: Sampling,
     request: Tensor,
     start: Tensor,
-    choose: Callable[[Tensor, Sampling, Tensor], tuple[Tensor, Tensor]] = sample,
+    drawn: Drawn = sample,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """How far down each tree the target goes, the token that follows, and the way.
 
@@ -140,7 +142,7 @@ def accept_tree(
         Temperature, top-k, top-p and seed.
     request, start : Tensor
         int64 `[R]`, the keys of the random numbers.
-    choose : callable
+    drawn : callable
         What `sample` does, on another device.
 
     Returns
@@ -161,7 +163,8 @@ def accept_tree(
     going = torch.ones_like(request, dtype=torch.bool)
     path = []
     for depth in range(deepest + 1):
-        token = _choose(logits[rows, node], sampling, request, start + depth, choose)
+        keys = request, start + depth
+        token, _ = choose_token(logits[rows, node], sampling, *keys, drawn=drawn)
         following = torch.where(going, token, following)
         if depth == deepest:
             break
@@ -179,18 +182,30 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(positive.sum(-1, keepdim=True) > 0, positive, p)
 
 
-def _choose(
+def choose_token(
     logits: Tensor,
     sampling: Sampling,
     request: Tensor,
-    position: Tensor,
-    choose: Callable[[Tensor, Sampling, Tensor], tuple[Tensor, Tensor]],
-) -> Tensor:
-    """The target's token `[R]` from logits `[R, V]`, as a decode step at `position` chooses it."""
+    start: Tensor,
+    offset: int = 0,
+    purpose: Purpose = Purpose.TARGET,
+    drawn: Drawn = sample,
+) -> tuple[Tensor, Tensor | None]:
+    """Tokens `[R]` from logits `[R, V]`, and their distribution where they are random.
+
+    By default the target's own, as a decode step at `start` chooses it.
+
+    Parameters
+    ----------
+    logits, sampling
+    request, start, offset, purpose
+        The keys of the random numbers; see `random.uniform`.
+    drawn : callable
+        What `sample` does, on another device.
+    """
     if sampling.greedy:
-        return argmax(logits)
-    u = uniform(sampling.seed, request, position, 0, Purpose.TARGET)
-    return choose(logits, sampling, u)[0]
+        return argmax(logits), None
+    return drawn(logits, sampling, uniform(sampling.seed, request, start, offset, purpose))
 
 
 def accept_greedy(best: Tensor, draft: Draft | None, allowed: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specbench.config import AttentionBackend
+from specbench.engine.acceptance import choose_token
 from specbench.engine.batch import Batch
 from specbench.engine.compute import make_compute
 from specbench.engine.graph import Outbox, capture
@@ -17,9 +18,9 @@ from specbench.engine.kv_cache import KVCache, pages_for
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.phases import Phases
 from specbench.engine.prefill import prefill
-from specbench.engine.random import Purpose, uniform
+from specbench.engine.random import Purpose
 from specbench.engine.row_pages import RowPages
-from specbench.engine.sampling import Sampling, argmax, invalid
+from specbench.engine.sampling import Sampling, invalid
 from specbench.errors import ContextTooLongError
 from specbench.methods.base import EngineMethod
 
@@ -228,7 +229,7 @@ class Engine:
         logits = self.compute.logits(hidden[:, -1])
         key = torch.tensor([request], device=self.device)
         start = torch.full_like(key, len(token_ids) - 1)
-        first, _ = self._choose(logits, key, start, 0, Purpose.TARGET)
+        first, _ = choose_token(logits, self.sampling, key, start, drawn=self.compute.sample)
         token, bad = torch.stack([first, invalid(logits).long()]).flatten().tolist()
         if bad:
             self.release(row)
@@ -324,16 +325,8 @@ class Engine:
 
     def pick(self, logits: Tensor, offset: int) -> tuple[Tensor, Tensor | None]:
         """Draft tokens `[R]` from logits `[R, V]`, and their distribution where it is random."""
-        keys = self.batch.request, self.batch.lengths
-        return self._choose(logits, *keys, offset, Purpose.DRAFT)
-
-    def _choose(
-        self, logits: Tensor, request: Tensor, start: Tensor, offset: int, purpose: Purpose
-    ) -> tuple[Tensor, Tensor | None]:
-        if self.sampling.greedy:
-            return argmax(logits), None
-        u = uniform(self.sampling.seed, request, start, offset, purpose)
-        return self.compute.sample(logits, self.sampling, u)
+        keys = self.batch.request, self.batch.lengths, offset, Purpose.DRAFT
+        return choose_token(logits, self.sampling, *keys, self.compute.sample)
 
     def _capture(self) -> None:
         """One graph of an iteration; the rows are empty, so that running it alters nothing."""
