@@ -15,7 +15,7 @@ from specbench.analyze.report import AnalysisRecord
 from specbench.analyze.sources import sources
 from specbench.bench.arms import Arm
 from specbench.bench.backends import EngineHost
-from specbench.bench.defaults import settle_methods
+from specbench.bench.defaults import resolve_machine
 from specbench.bench.kernels.cases import Case
 from specbench.bench.plan import Plan, make_plan
 from specbench.bench.run import run_record, say_choices
@@ -62,9 +62,10 @@ def run_analysis(config: AnalyzeConfig, *, console: "Console", argv: Sequence[st
     report.check_free(folder)
     if config.threads:
         torch.set_num_threads(config.threads)
-    run = settle_methods(config.run_config())
-    compared = sources(run)
-    arms = [Arm(OVERLAP, RowSets.from_config(run))]
+    run = config.run_config()
+    machine, _ = resolve_machine(run)
+    compared = sources(machine)
+    arms = [Arm(OVERLAP, RowSets.from_config(machine))]
     plan = make_plan(run, arms + [Arm(name, method) for name, method in compared.items()])
     say_choices(plan, console)
     case, setup = kernel_rows.case_of(plan)

@@ -69,12 +69,6 @@ def resolve_machine(config: RunConfig) -> tuple[RunConfig, list[str]]:
     return config.model_copy(update=updates), choices
 
 
-def settle_methods(config: RunConfig) -> RunConfig:
-    """With what `resolve_machine` chooses for methods, for arms that are made before a plan."""
-    machine, _ = resolve_machine(config)
-    return config.model_copy(update={"normaliser": machine.normaliser})
-
-
 def context_limit(
     config: RunConfig, model: "ModelConfig", dataset: "Dataset", new_tokens: int
 ) -> tuple[int, str | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.bench.arms import Arm
-from specbench.bench.defaults import CPU_PROMPTS, CUDA_PROMPTS, resolve_machine, settle_methods
+from specbench.bench.defaults import CPU_PROMPTS, CUDA_PROMPTS, resolve_machine
 from specbench.bench.environment import gpus
 from specbench.bench.loads import plan_loads
 from specbench.bench.plan import Plan, make_plan
@@ -89,14 +89,14 @@ def prepare(config: TuneConfig, space: Space, console: "Console") -> Job:
         few = CUDA_PROMPTS if run.batch_size is None else FEW_PROMPTS
     tuning = run.num_prompts or max(few, run.batch_size or 1)
     held_out = config.held_out or tuning
-    run = settle_methods(run).model_copy(update={"num_prompts": tuning + held_out, "resume": False})
+    run = run.model_copy(update={"num_prompts": tuning + held_out, "resume": False})
     short = machine.device == "cpu" and run.max_new_tokens is None
     if short:
         run = run.model_copy(update={"max_new_tokens": CPU_NEW_TOKENS})
     # two settings are bound at once
     arms = [
-        *final_arms(run, space, space.largest),
-        Arm("best", space.build(space.largest, run)),
+        *final_arms(machine, space, space.largest),
+        Arm("best", space.build(space.largest, machine)),
     ]
     plan = make_plan(run, arms)
     named = config.num_prompts is not None or config.held_out is not None
