@@ -102,7 +102,7 @@ class Ledger:
         self.study = study
         self.step = step
         self._budget = space.budget or "budget"
-        self._distributions: dict[str, BaseDistribution] = {}
+        self._distributions: dict[str, FloatDistribution | IntDistribution] = {}
         if space.ratios:
             low, high = float(space.ratios[0]), float(space.ratios[-1])
             self._distributions[self._budget] = FloatDistribution(low, high, log=True)
@@ -145,9 +145,15 @@ class Ledger:
     def begin(self, setting: Setting, worker: Worker) -> "optuna.Trial | None":
         """Start a trial of `setting`; None where another worker was faster."""
         self._sampler.values = {self._budget: setting.ratio, "gamma": setting.gamma}
-        trial = self.study.ask(self._distributions)
+        trial = self.study.ask()
+        # first of all: what has a setting is waited for as long as its worker lives
         trial.set_user_attr("worker", worker.describe())
         self.beat(trial)
+        for name, kind in self._distributions.items():
+            if isinstance(kind, FloatDistribution):
+                trial.suggest_float(name, kind.low, kind.high, log=kind.log)
+            else:
+                trial.suggest_int(name, kind.low, kind.high)
         if any(
             other.state is TrialState.COMPLETE or other.number < trial.number
             for other in self._others(trial.number)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,32 @@ def test_a_worker_that_died_before_its_setting_holds_nobody_up(
     first, second = begun()
     first.study.ask()
     assert second.begin(Setting(0.05, 2), Worker()) is not None
+
+
+@pytest.mark.parametrize("written", range(4))
+def test_a_worker_that_died_while_it_began_holds_nobody_up(
+    written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting without its worker's name was waited for as one of another machine: 15 minutes."""
+    first, second = begun()
+    storage, left = first.study._storage, [written]
+
+    def until_it_dies(write: Callable[..., None]) -> Callable[..., None]:
+        def maybe(*args: object) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            write(*args)
+
+        return maybe
+
+    dead = Worker()
+    dead.pid, dead.started = 2**22 + 1, 5
+    with monkeypatch.context() as dying:
+        for name in ("set_trial_param", "set_trial_user_attr"):
+            dying.setattr(storage, name, until_it_dies(getattr(storage, name)))
+        with pytest.raises(KeyboardInterrupt):
+            first.begin(Setting(0.05, 2), dead)
+    second.fail_stale(Worker())
+    assert not second.running()
+    assert second.results() == []
