@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from specbench.bench.memory import MemoryPlan, gib
 from specbench.errors import OutOfMemoryError
+from specbench.methods.vllm.method import Vllm
 
 if TYPE_CHECKING:
     import torch
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from specbench.bench.arms import Arm
     from specbench.bench.workload import Workload
     from specbench.engine.model_config import ModelConfig
+    from specbench.methods.base import Method
 
 HEADROOM_TOKENS = 64
 """Tokens that vLLM may hold beyond the longest request, for what it schedules ahead."""
@@ -120,7 +122,7 @@ def plan_residency(
     for exclusive in (False, True):
         for group in sorted({most, rows}, reverse=True):
             shares = {
-                arm.name: _share(workloads, model, dtype, group, arm.method.gamma, device_bytes)
+                arm.name: _share(workloads, model, dtype, group, arm.method, device_bytes)
                 for arm in arms
             }
             totals = [share.total for share in shares.values()]
@@ -138,21 +140,25 @@ def _share(
     model: "ModelConfig",
     dtype: "torch.dtype",
     group: int,
-    gamma: int,
+    method: "Method",
     device_bytes: int | None,
 ) -> VllmShare:
-    def slots(prompt: int, new: int) -> int:
-        return (-(-(prompt + new + gamma + HEADROOM_TOKENS) // _BLOCK) + 1) * _BLOCK
+    def slots(length: int) -> int:
+        return (-(-length // _BLOCK) + 1) * _BLOCK
+
+    beyond = method.gamma + HEADROOM_TOKENS
 
     tokens = max(
         sum(
             sorted(
-                (slots(len(r.token_ids), r.max_new_tokens) for r in workload.requests),
+                (slots(len(r.token_ids) + r.max_new_tokens + beyond) for r in workload.requests),
                 reverse=True,
             )[:group]
         )
         for workload in workloads
     )
+    if isinstance(method, Vllm):  # it starts only where the longest request it allows would fit
+        tokens = max(tokens, slots(method.max_model_len))
     kv_bytes = (tokens + _BLOCK) * model.kv_bytes_per_token(dtype)
     total = model.weight_bytes(dtype) + kv_bytes
     if device_bytes is None:

@@ -64,6 +64,12 @@ class Vllm(Method):
         return number if isinstance(number, int) else 0
 
     @property
+    def max_model_len(self) -> int:
+        """Its own `max_model_len`, in tokens; 0 where none was given as a number."""
+        given = dict(map(split_argument, self.parameters.vllm_arg)).get("max_model_len", "")
+        return int(given) if given.isdecimal() else 0
+
+    @property
     def speculation(self) -> dict[str, Any]:
         """The arm's `speculative_config`, empty without one."""
         found = [
