@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class VegasParameters(Parameters):
     """Settings of Vegas."""
 
-    gamma: int = Field(6, ge=0, le=64, description="Draft tokens a step.")
-    kept_ratio: float = Field(0.07, gt=0, le=1, description="Share of the prefix that drafts read.")
+    gamma: int = Field(8, ge=0, le=64, description="Draft tokens a step.")
+    kept_ratio: float = Field(0.05, gt=0, le=1, description="Share of the prefix that drafts read.")
     min_tokens: int = Field(64, ge=1, description="Fewest entries of the prefix that drafts read.")
     score: Score = Field(
         "weight",
