@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from specbench.results.plots.style import render
+from specbench.results.plots.style import render, short
 from specbench.tune.ledger import TrialRow
 from specbench.tune.space import Setting, Space
 from specbench.tune.trials import Rules
@@ -117,11 +117,11 @@ def _contour(
         figure.colorbar(filled, ax=axes, label=_THROUGHPUT)
     axes.plot(xs, ys, "o", color=_OTHER, markersize=4)
     for x, y, value in zip(xs, ys, values, strict=True):
-        axes.annotate(f"{value:.3g}", (x, y), xytext=(3, 3), textcoords="offset points", fontsize=7)
+        axes.annotate(short(value), (x, y), xytext=(3, 3), textcoords="offset points", fontsize=7)
     if chosen.ratio and chosen.gamma is not None:
         axes.plot([chosen.ratio], [chosen.gamma], "*", color=_CHOICE, markersize=16)
     _plain_ticks(axes, xs)
-    axes.set_xlim(min(xs) / 1.15, max(xs) * 1.3)  # room for the labels
+    axes.set_xlim(min(xs) / 1.15, max(xs) * 1.35)  # room for the labels
     axes.set_ylim(min(ys) - 0.4, max(ys) + 0.6)
     axes.set_xlabel(budget)
     axes.set_ylabel(length)

@@ -72,7 +72,11 @@ class Rules:
     def show(self, step: Step, merit: float) -> str:
         """A merit for people."""
         value = self.value(step, merit)
-        return f"AL {value:.2f}" if step.number == 1 else f"{value:.4g} {self.unit}"
+        return f"AL {value:.2f}" if step.number == 1 else self.told(value)
+
+    def told(self, value: float) -> str:
+        """Throughput or time a token, with its unit."""
+        return f"{value:,.0f} {self.unit}" if value >= 1000 else f"{value:.4g} {self.unit}"
 
 
 def run_step(
@@ -223,7 +227,7 @@ def _line(ledger: Ledger, prior: Sequence[Result], setting: Setting, rules: Rule
     elif step.number == 1:
         told = f"AL {row.value:.2f}"
     else:
-        told = f"{row.value:.4g} {rules.unit}, AL {row.acceptance_length or 1:.2f}"
+        told = f"{rules.told(row.value)}, AL {row.acceptance_length or 1:.2f}"
     best = best_so_far([*prior, *ledger.results()])
     show = step.space.show
     so_far = f"; best {show(best.setting)}: {rules.show(step, best.merit)}" if best else ""

@@ -28,7 +28,7 @@ OVERHEAD = (
     Column("kept_ratio", "kept ratio", "number", "g"),
     Column("spec_decode_acceptance_length", "AL", "number", marked=True),
     *(Column(f"{part}_ms", f"{part} ms", "number", ".3g") for part in PARTS),
-    Column("iteration_ms", "iteration ms", "number", ".4g"),
+    Column("iteration_ms", "iteration ms", "number", ",.3f"),
     Column("selection_percent", "selection %", "number", ".2f"),
     Column("selection_trace_ms", "selection by trace ms", "number", ".3g"),
     Column("break_even_al", "break-even AL", "number"),

@@ -94,7 +94,9 @@ def unique(rows: Iterable[Row], key: str) -> list[str]:
 
 
 def short(value: float) -> str:
-    """Two decimals, or three digits of what is larger."""
+    """Two decimals, three digits of what is larger, and no decimals from a thousand on."""
+    if value >= 1000:
+        return f"{value:,.0f}"
     return f"{value:.2f}" if value < 10 else f"{value:.3g}"
 
 
