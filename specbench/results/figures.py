@@ -6,7 +6,8 @@ of a run), the `column` of its `table` (``repeats.csv`` by default), `where` (th
 that have one value each: ``{arm: vegas}``), and the `unit`. Where the table has an interval of its
 own, `low` and `high` name its columns. With `over`, other rows of the same table (``{arm: vllm}``),
 the figure is the ratio of the two, repeat by repeat. With `scale`, a number, it is multiplied by it
-(0.01 makes a fraction of a percentage).
+(0.01 makes a fraction of a percentage). With ``take: max`` the figure is the greatest of all rows
+that have one, and `where` may be empty.
 """
 
 import sys
@@ -77,6 +78,10 @@ def _checked(entry: Any, definitions: Path) -> dict[str, Any]:
             )
     if "over" in entry and {"low", "high"} & set(entry):
         raise DataError(f"{definitions}: {shown(entry['id'])}: a ratio has no interval's columns")
+    if "take" in entry and (entry["take"] != "max" or {"over", "low", "high"} & set(entry)):
+        raise DataError(
+            f"{definitions}: {shown(entry['id'])}: take must be max, without over, low or high"
+        )
     inside = definitions.parent.resolve()
     named = (inside / entry["record"] / entry.get("table", "repeats.csv")).resolve()
     if "\0" in str(named) or not named.is_relative_to(inside):
@@ -94,9 +99,9 @@ def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     # pandas' own errors are ValueErrors
     except (OSError, ValueError) as error:
         raise DataError(f"{name}: cannot read {table}: {str(error)[:300]}") from error
-    column = entry["column"]
+    column, all_rows = entry["column"], "take" in entry
     values, low, high = (
-        _values(name, table, rows, entry["where"], wanted)
+        _values(name, table, rows, entry["where"], wanted, all_rows)
         for wanted in (column, entry.get("low", column), entry.get("high", column))
     )
     if "over" in entry:
@@ -110,7 +115,7 @@ def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     environment, scale = _environment(record), entry.get("scale", 1)
     return {
         "id": name,
-        "value": scale * values.median(),
+        "value": scale * (values.max() if all_rows else values.median()),
         "low": scale * low.min(),
         "high": scale * high.max(),
         "unit": entry["unit"],
@@ -121,9 +126,14 @@ def _figure(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(
-    name: str, table: Path, rows: "pd.DataFrame", where: dict[str, Any], column: str
+    name: str,
+    table: Path,
+    rows: "pd.DataFrame",
+    where: dict[str, Any],
+    column: str,
+    all_rows: bool = False,
 ) -> "pd.Series[float]":
-    """Of the chosen rows, by their repeat where the table has several."""
+    """Of the chosen rows, by their repeat where the table has several; `all_rows`: where known."""
     import pandas as pd
 
     for key, value in where.items():
@@ -131,12 +141,14 @@ def _values(
     if rows.empty or column not in rows:
         raise DataError(f"{name}: {table} has no {column} where {where}")
     for key in ("dataset", "arm", "case"):
-        if key in rows and rows[key].nunique() > 1:
+        if not all_rows and key in rows and rows[key].nunique() > 1:
             raise DataError(f"{name}: several values of {key} in {table}; add it to 'where'")
     if "status" in rows and set(rows["status"]) != {"PASSED"}:
         raise DataError(f"{name}: {table} has passes that did not end PASSED")
     values = rows[column].set_axis(rows["repeat"] if "repeat" in rows else range(len(rows)))
-    if values.isna().any():
+    if all_rows:
+        values = values.dropna()
+    if values.isna().any() or values.empty:
         raise DataError(f"{name}: {column} is unknown in {table}")
     if not pd.api.types.is_numeric_dtype(values):
         raise DataError(f"{name}: {column} holds no numbers in {table}")

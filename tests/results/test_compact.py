@@ -125,6 +125,18 @@ def test_a_figure_over_another_is_their_ratio_in_each_repeat(folder: Path) -> No
         summarise_figures(folder)
 
 
+def test_a_greatest_figure_is_taken_of_all_arms(folder: Path) -> None:
+    write_figures(folder, {"id": "a", "where": {"status": "PASSED"}, "take": "max"})
+    figure = pd.read_csv(summarise_figures(folder)).iloc[0]
+    known = pd.read_csv(folder / "run" / "repeats.csv")["step_ms"].dropna()
+    assert known.nunique() > 1
+    assert [figure["value"], figure["low"]] == pytest.approx([known.max(), known.min()])
+    for wrong in ({"take": "min"}, {"take": "max", "over": {"arm": AR}}):
+        write_figures(folder, {"id": "a", **wrong})
+        with pytest.raises(DataError, match="'a': take must be max, without over, low or high"):
+            summarise_figures(folder)
+
+
 def test_figures_are_medians_with_their_range(folder: Path) -> None:
     write_figures(folder, {"id": "a"}, {"id": "b", "arm": AR, "dataset": "govreport"})
     path = summarise_figures(folder)
