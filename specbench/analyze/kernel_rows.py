@@ -1,7 +1,7 @@
 """Attention kernels timed against the number of query rows, with and without collection."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,13 @@ def check_rows(case: Case, most: int) -> None:
         )
 
 
-def time_rows(case: Case, most: int, setup: Setup, timings: int) -> list[dict[str, Any]]:
+def time_rows(
+    case: Case,
+    most: int,
+    setup: Setup,
+    timings: int,
+    timed_one: Callable[[], None] = lambda: None,
+) -> list[dict[str, Any]]:
     """The rows of ``kernel_rows.csv``: 1 to `most` query rows, each way to collect.
 
     Parameters
@@ -76,6 +82,8 @@ def time_rows(case: Case, most: int, setup: Setup, timings: int) -> list[dict[st
     setup : Setup
     timings : int
         Of each kernel, the three ways in turns.
+    timed_one : callable
+        Called after each number of rows.
 
     Returns
     -------
@@ -107,6 +115,7 @@ def time_rows(case: Case, most: int, setup: Setup, timings: int) -> list[dict[st
             spread = (1e6 * value for value in (middle, min(seconds), max(seconds)))
             values = rows, name, *spread, middle / base, timings
             table.append(dict(zip(COLUMNS, values, strict=True)))
+        timed_one()
     return table
 
 

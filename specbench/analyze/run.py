@@ -105,7 +105,11 @@ def _measure_kernels(
     config: AnalyzeConfig,
     console: "Console",
 ) -> None:
-    rows = time_rows(case, config.query_rows, setup, config.timings)
+    from rich.progress import Progress
+
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("attention of 1 row and more", total=config.query_rows)
+        rows = time_rows(case, config.query_rows, setup, config.timings, lambda: bars.advance(bar))
     shape = (
         f"batch {case.batch} · {case.context} tokens of context · {case.heads} query heads, "
         f"{case.kv_heads} KV heads of {case.dim} · {setup.kind} kernels"
