@@ -81,8 +81,9 @@ def open_storage(location: str | None, folder: Path) -> "tuple[BaseStorage, str]
         raise UsageError(f"--storage {name}: no URL of a database: {_first(error)}") from error
     except ImportError as error:
         raise UsageError(
-            f"--storage {name}: its driver is not installed ({_first(error)}); install it, or "
-            "name an installed one, as in postgresql+psycopg://"
+            f"--storage {name}: its driver is not installed ({_first(error)}); install it (psycopg "
+            "comes with specbench[postgresql]), or name an installed one, as in "
+            "postgresql+psycopg://"
         ) from error
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -266,6 +267,13 @@ def test_a_storage_that_cannot_be_reached(
         pytest.importorskip("psycopg")
     with pytest.raises(kind, match=message) as raised:
         open_storage(url, tmp_path)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_driver_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(UsageError, match=r"not installed .*specbench\[postgresql\]") as raised:
+        open_storage("postgresql+psycopg://me:secret@127.0.0.1:9/none", tmp_path)
     assert "secret" not in str(raised.value)
 
 
