@@ -189,19 +189,19 @@ def _arm_record(entry: Pass, backend: Backend, status: Status, message: str | No
 
 
 def to_overhead(entry: Pass, found: "Probe") -> OverheadRecord:
-    """The record of a probe; what collecting adds to verifying is selection's."""
+    """The record of a probe; what choosing adds to other parts is selection's."""
     arm, dataset, _ = entry.key
-    phases, rest = found.split.phases, found.split.other + found.split.gaps
+    without = found.frozen_split
     return OverheadRecord(
         arm=arm,
         dataset=dataset,
         iterations=found.iterations,
         iteration_ms=1e3 * found.iteration,
-        draft_ms=1e3 * phases["draft"],
-        verify_ms=1e3 * found.frozen_split.phases["verify"],
+        draft_ms=1e3 * without.phases["draft"],
+        verify_ms=1e3 * without.phases["verify"],
         selection_ms=1e3 * found.selection,
-        sampling_ms=1e3 * phases["sampling"],
-        other_ms=1e3 * rest,
+        sampling_ms=1e3 * without.phases["sampling"],
+        other_ms=1e3 * (without.other + without.gaps),
         selection_trace_ms=1e3 * found.selection_in_trace,
         draft_bytes=found.traffic.draft if found.traffic else None,
         iteration_bytes=found.traffic.iteration if found.traffic else None,

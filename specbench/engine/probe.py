@@ -63,9 +63,13 @@ class Probe:
 
     @property
     def selection_in_trace(self) -> float:
-        """The same from the traces: kernels of choosing, and what collecting adds to verifying."""
-        verify = self.split.phases["verify"] - self.frozen_split.phases["verify"]
-        return self.split.phases["selection"] + verify
+        """The same from the traces: kernels of choosing, and what it adds to other phases.
+
+        Collecting adds to the verification, and to the drafts where they leave what normalises it.
+        """
+        with_it, without = self.split.phases, self.frozen_split.phases
+        added = sum(with_it[phase] - without[phase] for phase in ("draft", "verify"))
+        return with_it["selection"] + added
 
 
 def probe(engine: Engine, turns: int = 5) -> Probe:
