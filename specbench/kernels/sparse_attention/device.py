@@ -201,32 +201,63 @@ def merge_splits(
     """
     member = tl.arange(0, GROUP_WIDTH)
     dim = tl.arange(0, DIM_WIDTH)
-    inside = (member < GROUP)[:, None] & (dim < DIM)[None, :]
+    total = tl.zeros([GROUP_WIDTH], tl.float32)
+    merged = tl.zeros([GROUP_WIDTH, DIM_WIDTH], tl.float32)
     if SPLIT_WIDTH <= MERGED:
+        # loaded once: loading them twice took so many registers, where the log-sum-exps are wanted
+        # too, that a multiprocessor held two programs in place of three
+        known = ()
         top = tl.full([GROUP_WIDTH], float("-inf"), tl.float32)
-        for each in tl.static_range(SPLIT_WIDTH):
-            top = tl.maximum(top, _load_sums(sums, first, each, working, member, GROUP)[0])
+        for split in tl.static_range(SPLIT_WIDTH):
+            known = known + (_load_sums(sums, first, split, working, member, GROUP),)  # noqa: RUF005
+            top = tl.maximum(top, known[split][0])
+        top = tl.where(top == float("-inf"), 0.0, top)
+        for split in tl.static_range(SPLIT_WIDTH):
+            total, merged = _add_part(
+                *(total, merged, known[split], top, partial, first, split, working),
+                *(member, dim, GROUP, DIM),
+            )
     else:
         every = tl.arange(0, SPLIT_WIDTH)[:, None]
         top = tl.max(_load_sums(sums, first, every, working, member[None, :], GROUP)[0], 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros([GROUP_WIDTH], tl.float32)
-    merged = tl.zeros([GROUP_WIDTH, DIM_WIDTH], tl.float32)
-    for start in range(0, SPLIT_WIDTH if SPLIT_WIDTH <= MERGED else working, MERGED):
-        for some in tl.static_range(MERGED):
-            split = start + some
-            best, part_total = _load_sums(sums, first, split, working, member, GROUP)
-            place = (first + split) * GROUP + member
-            part = tl.load(
-                partial + place[:, None] * DIM + dim[None, :],
-                mask=inside & (split < working),
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            weight = tl.exp2(best - top)
-            total += part_total * weight
-            merged += part * weight[:, None]
+        top = tl.where(top == float("-inf"), 0.0, top)
+        for start in range(0, working, MERGED):
+            for some in tl.static_range(MERGED):
+                found = _load_sums(sums, first, start + some, working, member, GROUP)
+                total, merged = _add_part(
+                    *(total, merged, found, top, partial, first, start + some, working),
+                    *(member, dim, GROUP, DIM),
+                )
     return finished(merged, total, top)
+
+
+@triton.jit
+def _add_part(
+    total,
+    merged,
+    found,
+    top,
+    partial,
+    first,
+    split,
+    working,
+    member,
+    dim,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """`total` and `merged` with the part of a split, of which `found` are the sums."""
+    best, part_total = found
+    inside = (member < GROUP)[:, None] & (dim < DIM)[None, :] & (split < working)
+    place = (first + split) * GROUP + member
+    part = tl.load(
+        partial + place[:, None] * DIM + dim[None, :],
+        mask=inside,
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    weight = tl.exp2(best - top)
+    return total + part_total * weight, merged + part * weight[:, None]
 
 
 @triton.jit

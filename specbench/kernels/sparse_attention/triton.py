@@ -193,8 +193,7 @@ def sparse_attention(
         DIM_WIDTH=dim_width,
         GROUP_WIDTH=group_width,
         SPLIT_WIDTH=split_width,
-        # what a thread merges at a time stays in registers
-        MERGED=min(split_width, max(1, 2048 * launch.warps // (group_width * dim_width))),
+        MERGED=launch.merged(split_width, group_width * dim_width),
         num_warps=launch.warps,
         **dependent(True, q.device),
     )

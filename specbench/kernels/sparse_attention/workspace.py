@@ -38,6 +38,17 @@ class Launch:
     held: bool = False
     early: int = 1
 
+    def merged(self, splits: int, elements: int) -> int:
+        """How many of `splits` parts, of `elements` each, are in registers at a time.
+
+        All of them where a thread has 64 registers of them at most; else they come in a loop, whose
+        own values leave half of that where three programs of four warps are to fit.
+        """
+        most = max(1, 64 * 32 * self.warps // elements)
+        if splits <= most:
+            return splits
+        return max(1, most if self.warps < 4 else most // 2)
+
 
 MANY = 2**31
 # by the bytes of one key, at most, and by the lists of a call, at most: swept on an H200 up to 256
