@@ -209,8 +209,9 @@ def merge_splits(
         known = ()
         top = tl.full([GROUP_WIDTH], float("-inf"), tl.float32)
         for split in tl.static_range(SPLIT_WIDTH):
-            known = known + (_load_sums(sums, first, split, working, member, GROUP),)  # noqa: RUF005
-            top = tl.maximum(top, known[split][0])
+            found = _load_sums(sums, first, split, working, member, GROUP)
+            known = known + (found,)  # type: ignore[assignment]  # noqa: RUF005
+            top = tl.maximum(top, found[0])
         top = tl.where(top == float("-inf"), 0.0, top)
         for split in tl.static_range(SPLIT_WIDTH):
             total, merged = _add_part(
