@@ -9,6 +9,7 @@ from specbench.engine.batch import Batch
 from specbench.engine.chunk import Chunk
 from specbench.engine.draft_steps import DraftSteps
 from specbench.engine.kv_cache import PAGE_SIZE
+from specbench.kernels.iteration.device import allowed_drafts
 from specbench.kernels.launch import dependent, release_next, wait_for_previous
 from specbench.methods.base import Draft
 
@@ -145,7 +146,7 @@ def _make_chunk(
     there = column < WIDTH
     running = tl.load(active + row).to(tl.int64)
     length = tl.load(lengths + row)
-    drafted = tl.minimum(tl.maximum(tl.load(remaining + row) - 1, 0), gamma) * running
+    drafted = allowed_drafts(remaining, active, row, gamma)
     if counts is not None:
         drafted = tl.minimum(drafted, tl.load(counts + row))
     rows = (drafted + 1) * running
@@ -191,9 +192,7 @@ def _draft_steps(
     at = step * tl.num_programs(0) + row
     release_next(PDL)
     wait_for_previous(PDL)
-    running = tl.load(active + row).to(tl.int64)
-    allowed = tl.minimum(tl.maximum(tl.load(remaining + row) - 1, 0), gamma) * running
-    drafting = step < allowed
+    drafting = step < allowed_drafts(remaining, active, row, gamma)
     position = tl.load(lengths + row) + step
     table += row * table_stride
     tl.store(fed + at, tl.minimum(tl.maximum(position, 0), max_len - 1))

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from specbench.config import Queries
 from specbench.engine.batch import Batch
+from specbench.kernels.iteration.device import allowed_drafts
 from specbench.kernels.launch import dependent, release_next, wait_for_previous
-
-_QUERIES: dict[Queries, int] = {"first+last": 0, "last": 1, "all": 2}
+from specbench.kernels.paged_attention.collecting import WHICH
+from specbench.kernels.paged_attention.triton_rows import FIRST_LAST, LAST
 
 
 def sums_of_voters(batch: Batch, queries: Queries, lse: Tensor, out: Tensor) -> None:
@@ -21,7 +22,7 @@ def sums_of_voters(batch: Batch, queries: Queries, lse: Tensor, out: Tensor) -> 
         batch.active,
         lse,
         out,
-        QUERIES=_QUERIES[queries],
+        QUERIES=WHICH[queries],
         GAMMA=lse.shape[2],
         VOTERS=voters,
         HEADS=heads,
@@ -48,15 +49,13 @@ def _sums_of_voters(
     at = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + row
     release_next(PDL)
     wait_for_previous(PDL)
-    running = tl.load(active + row).to(tl.int64)
-    allowed = tl.minimum(tl.maximum(tl.load(remaining + row) - 1, 0), GAMMA) * running
-    last = tl.maximum(allowed - 1, 0)
+    last = tl.maximum(allowed_drafts(remaining, active, row, GAMMA) - 1, 0)
     cell = tl.arange(0, PADDED)
     voter, head = cell // HEADS, cell % HEADS
     step = tl.minimum(voter, last)
-    if QUERIES == 0:
+    if QUERIES == FIRST_LAST:
         step = tl.where(voter == 0, 0, last)
-    if QUERIES == 1:
+    if QUERIES == LAST:
         step = voter * 0 + last
     inside = cell < VOTERS * HEADS
     value = tl.load(lse + (at * GAMMA + step) * HEADS + head, mask=inside, other=0.0)
