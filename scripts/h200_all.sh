@@ -9,22 +9,17 @@
 set -euo pipefail
 model=$1 data=$2 out=$3
 shift 3
+LIMIT=${LIMIT:-580}
+# shellcheck source=scripts/in_parts.sh
+source "$(dirname "${BASH_SOURCE[0]}")/in_parts.sh"
 draft=()
 [[ -z ${DRAFT:-} ]] || draft=(--draft-weights "$DRAFT")
 mkdir -p "$out"
 
 bench() { # dataset, its prompts, options
-    local folder=$out/$1 again=() status=0
-    [[ ! -f $folder/run.json ]] || again=(--resume)
-    timeout --signal=INT "${LIMIT:-580}" python3 -m specbench run --method all --variant all \
+    in_parts "$1" "$out/$1/run.json" python3 -m specbench run --method all --variant all \
         --model "$model" --dataset "$1" --batch-size "$2" --num-prompts "$2" \
-        --vllm-arg max_model_len=24832 "${draft[@]}" --output "$folder" "${again[@]}" "${@:3}" ||
-        status=$?
-    if [[ $status == 124 || $status == 130 ]]; then
-        echo "stage $1 is not done: call it again" >&2
-        exit 75
-    fi
-    return "$status"
+        --vllm-arg max_model_len=24832 "${draft[@]}" --output "$out/$1" "${@:3}"
 }
 
 for stage in "$@"; do

@@ -80,7 +80,7 @@ for stage in "$@"; do
         ;;
     eight.*)
         model=dummy:qwen3-8b random "eight-$size" "$size" "${eight[@]}" --method vllm \
-            --vllm-arg max_model_len=100352 --repeats 3 --max-new-tokens 128
+            --vllm-arg max_model_len=100864 --repeats 3 --max-new-tokens 128
         ;;
     roofline)
         model=dummy:qwen3-8b random roofline 4x100000 "${eight[@]}" --method vegas --gamma 6 \

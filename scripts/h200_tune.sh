@@ -6,19 +6,15 @@
 set -euo pipefail
 model=$1 prompts=$2 out=$3
 shift 3
+LIMIT=${LIMIT:-450}
+# shellcheck source=scripts/in_parts.sh
+source "$(dirname "${BASH_SOURCE[0]}")/in_parts.sh"
 mkdir -p "$out"
 
 tune() { # folder, options
-    local folder=$out/$1 again=() status=0
-    [[ ! -f $folder/study.journal ]] || again=(--resume)
-    timeout --signal=INT "${LIMIT:-450}" python3 -m specbench tune --method vegas \
+    in_parts "$1" "$out/$1/study.journal" python3 -m specbench tune --method vegas \
         --model "$model" --dataset "file:$prompts" --max-new-tokens "${TOKENS:-256}" \
-        --output "$folder" "${again[@]}" "${@:2}" || status=$?
-    if [[ $status == 124 || $status == 130 ]]; then
-        echo "stage $1 is not done: call it again" >&2
-        exit 75
-    fi
-    return "$status"
+        --output "$out/$1" "${@:2}"
 }
 
 for stage in "$@"; do
