@@ -116,7 +116,7 @@ def _trial_columns(tuning: "Tuning") -> list[Column]:
         Column(space.budget or "budget", space.budget or "budget", "number", "g"),
         Column(space.length, space.length, "number", "d"),
         STATUS,
-        Column("value", "value", "number", ",.2f"),
+        Column("value", "value", "number", ",.3f"),
         Column("unit", "unit"),
         Column("noise", "noise %", "number", ".2f", scale=100),
         Column("spec_decode_acceptance_length", "AL", "number"),
