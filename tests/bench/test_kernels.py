@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from specbench.bench.kernels import check as gate
-from specbench.bench.kernels import run
+from specbench.bench.kernels import run, workloads
 from specbench.bench.kernels.cases import CASES, Case, find_cases
 from specbench.bench.kernels.run import COLUMNS, FILE, run_kernels
 from specbench.bench.kernels.workloads import build
@@ -121,7 +121,9 @@ def test_measured_and_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_what_is_timed_can_be_called(case: Case) -> None:
+def test_what_is_timed_can_be_called(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    # so small that a GPU's cache would take a hundred thousand of them
+    monkeypatch.setattr(workloads, "_cache_bytes", lambda _: 2**16)
     work = build(case, None, DEVICE)
     beside = {
         "verify": {"collecting", "exact"},

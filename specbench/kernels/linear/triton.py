@@ -173,6 +173,9 @@ def _launch(
         EARLY=launch.early,
         PREFETCH=launch.prefetch and (each == 1 or fetchable(weight)),
         num_warps=launch.num_warps,
+        # contracted with a shuffled sum, a square would differ in its last bit from lane to lane
+        # (triton-lang/triton#7264); of 16-bit types it is exact
+        enable_fp_fusion=out.dtype != torch.float32,
         **dependent(launch.pdl, a.device),
     )
     return made
