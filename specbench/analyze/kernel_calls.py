@@ -1,5 +1,6 @@
 """What is called to time attention at one number of query rows, and the check before it."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +35,8 @@ class Setup:
     dtype : torch.dtype
     score, share
         As `Collect` has them.
+    one_pass : bool
+        Weights by normalisers that are known before, as the drafts leave them.
     """
 
     kind: Kind
@@ -41,6 +44,7 @@ class Setup:
     dtype: "torch.dtype"
     score: Literal["logit", "weight"]
     share: Share
+    one_pass: bool = False
 
     @property
     def graphs(self) -> bool:
@@ -79,6 +83,19 @@ class Inputs:
         sets = case.kv_heads if setup.share == "head" else 1
         self.scores = torch.empty(case.batch, sets, case.context, device=device)
         self.out = torch.empty_like(q)
+        self.one_pass = setup.one_pass
+
+    def given_norm(self, collect: "Collect") -> "dict[str, Tensor]":
+        """The normalisers of the rows that collect, where they are known before."""
+        import torch
+
+        if not self.one_pass:
+            return {}
+        requests, queries, heads, _ = self.out.shape
+        rows = queries if collect.queries == "all" else 2
+        # a random query's logits are spread by one, so that no weight is at its type's end
+        known = math.log(self.scores.shape[-1]) + 0.5
+        return {"norm": torch.full((requests, rows, heads), known, device=self.out.device)}
 
     def reference(self, collect: "Collect | None") -> "Callable[[], Tensor]":
         """Attention in plain torch, then, where it collects, the scores: the engine's CPU path."""
@@ -90,7 +107,8 @@ class Inputs:
             out = reference.paged_attention(*self.common)
             if collect is not None:
                 where = table, kv_lens, q_lens, self.ranked
-                reference.collect_scores(q, keys, *where, scale, collect, self.scores)
+                more = self.given_norm(collect)
+                reference.collect_scores(q, keys, *where, scale, collect, self.scores, **more)
             return out
 
         return call
@@ -99,7 +117,8 @@ class Inputs:
         """One pass of the kernels with the workspace `attention`."""
         if collect is None:
             return lambda: attention(*self.common, out=self.out)
-        return lambda: attention(*self.common, out=self.out, ranked=self.ranked, scores=self.scores)
+        lists = {"ranked": self.ranked, "scores": self.scores, **self.given_norm(collect)}
+        return lambda: attention(*self.common, out=self.out, **lists)
 
 
 def make_cache(case: Case, setup: Setup, seed: int) -> "tuple[Tensor, Tensor, Tensor]":
@@ -121,6 +140,7 @@ def make_calls(
         setup.dtype,
         setup.device,
         collect,
+        collect is not None and setup.one_pass,
     )
     return [one.triton(collect, attention) for one in inputs]
 

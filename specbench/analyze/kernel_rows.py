@@ -48,7 +48,8 @@ def case_of(plan: "Plan") -> tuple[Case, Setup]:
     )
     triton = uses_triton(plan.config.attention_backend, device, plan.dtype)
     kind: Kind = "triton" if triton else "reference"
-    return case, Setup(kind, device, plan.dtype, vegas.score, vegas.share)
+    one_pass = triton and vegas.normaliser != "exact"
+    return case, Setup(kind, device, plan.dtype, vegas.score, vegas.share, one_pass)
 
 
 def check_rows(case: Case, most: int) -> None:

@@ -76,7 +76,10 @@ def protocol_lines(runs: RunRecord | Sequence[RunRecord]) -> list[str]:
 
 
 def _joined(values: Iterable[Any]) -> str:
-    return " or ".join(map(str, dict.fromkeys(values)))
+    distinct: list[Any] = list(dict.fromkeys(values))
+    if all(isinstance(value, int) for value in distinct):
+        distinct.sort()
+    return " or ".join(map(str, distinct))
 
 
 def _lengths(runs: Sequence[RunRecord]) -> str:

@@ -58,11 +58,14 @@ def test_the_reference_collects_from_the_rows_that_are_named(queries: Any) -> No
     assert (total > 1.8 * rows).all()
 
 
-@pytest.mark.parametrize(("score", "share"), [("weight", "head"), ("logit", "layer")])
+@pytest.mark.parametrize(
+    ("score", "share", "one_pass"),
+    [("weight", "head", False), ("weight", "head", True), ("logit", "layer", False)],
+)
 @pytest.mark.parametrize("rows", [1, 5])
-def test_right_kernels_pass_the_check(score: Any, share: Any, rows: int) -> None:
+def test_right_kernels_pass_the_check(score: Any, share: Any, one_pass: bool, rows: int) -> None:
     pytest.importorskip("triton")
-    setup = replace(TRITON, score=score, share=share)
+    setup = replace(TRITON, score=score, share=share, one_pass=one_pass)
     assert check(replace(CASE, rows=rows), setup) < 1e-4
 
 
@@ -88,6 +91,6 @@ def test_more_rows_than_tokens_are_refused() -> None:
 @pytest.mark.gpu
 def test_timed_on_the_device() -> None:
     case = replace(CASE, heads=14, kv_heads=2, dim=64, context=2_000)
-    table = time_rows(case, 2, Setup("triton", "cuda", torch.bfloat16, "weight", "head"), 5)
+    table = time_rows(case, 2, Setup("triton", "cuda", torch.bfloat16, "weight", "head", True), 5)
     assert len(table) == 6
     assert all(0 < row["low_us"] <= row["median_us"] <= row["high_us"] for row in table)
