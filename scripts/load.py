@@ -92,7 +92,8 @@ def main(argv: list[str] | None = None) -> int:
     found = judge(completed, engine)
     found["seconds"] = time.perf_counter() - began
     found["graph_mode"] = engine.graph_mode(method)
-    found["config"] = {**config, "dataset": f"file:{options.prompts.name}"}
+    named = {"model": Path(options.model).name, "dataset": f"file:{options.prompts.name}"}
+    found["config"] = {**config, **named}
     found["environment"] = describe(["scripts/load.py"])
     options.output.mkdir(parents=True, exist_ok=True)
     write_atomically(options.output / "load.csv", to_csv(completed))

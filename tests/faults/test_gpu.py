@@ -28,7 +28,7 @@ held, size = [], 2**30
 while size >= 2**21:
     try:
         held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
-    except torch.OutOfMemoryError:
+    except RuntimeError:  # OutOfMemoryError, or AcceleratorError where the driver says so
         size //= 2
 print("full", flush=True)
 sys.stdin.read()

@@ -41,6 +41,10 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     assert max(shared.values()) <= 227 * 1024
 
 
+def test_threads_that_hold_a_merged_sum_agree_to_the_last_bit(tmp_path: Path) -> None:
+    assert printed("contracted_merges()", tmp_path) == {"attend_kernel": 0, "merge_kernel": 0}
+
+
 @pytest.mark.slow
 def test_all_rows_vote_without_spills(tmp_path: Path) -> None:
     stacks = printed("stacks()", tmp_path)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tests.support.ptx import before_wait
+from tests.support.ptx import before_wait, contracted
 from tests.support.sm90 import compile_only
 
 
@@ -18,6 +18,19 @@ def compile_all() -> dict[str, int]:
             assert not before_wait(kernel.ptx), kernel.name
         shared[kernel.name] = max(kernel.shared, shared.get(kernel.name, 0))
     return shared
+
+
+def contracted_merges() -> dict[str, int]:
+    """Products that a merge adds unrounded across threads, by kernel: within a pass, and apart."""
+    from specbench.kernels.paged_attention.launch import Launch
+
+    found = {}
+    for merge_bytes in (0, 1 << 20):
+        how = Launch(64, 64, merge_bytes=merge_bytes)
+        for kernel in compile_only(partial(launch, (1, 9, 14, 64), 2, torch.bfloat16, how=how)):
+            if kernel.name == "merge_kernel" or merge_bytes:
+                found[kernel.name] = contracted(kernel.ptx)
+    return found
 
 
 def stacks() -> dict[str, tuple[int, int]]:

@@ -27,3 +27,16 @@ def loops_before_wait(ptx: str) -> bool:
         if label:
             seen.add(label)
     return False
+
+
+def contracted(ptx: str) -> int:
+    """Products that are added, unrounded, to what another thread has (triton-lang/triton#7264)."""
+    shuffled, found = set(), 0
+    for line in ptx.splitlines():
+        if there := re.search(r"\bshfl\.sync\.\S+\s+(%r\d+)", line):
+            shuffled.add(there[1])
+        elif (moved := re.match(r"\s*mov\.b32\s+(%\w+), (%r\d+);", line)) and moved[2] in shuffled:
+            shuffled.add(moved[1])
+        elif added := re.match(r"\s*fma\.rn\.f32\s+\S+, \S+, \S+, (%\w+);", line):
+            found += added[1] in shuffled
+    return found

@@ -6,12 +6,14 @@ one KV head. The key tiles of all jobs are laid end to end, and each program tak
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 from specbench.kernels.launch import release_next, wait_for_previous
 from specbench.kernels.paged_attention.triton_rows import collected_first, write_rows
 
 # below any logit, and finite: exp2(-inf - LOWEST) is 0 where exp2(-inf + inf) is NaN
 LOWEST = tl.constexpr(-1e30)
+_COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -93,6 +95,19 @@ def parts_at(first, begin, share, parts, m, live, BLOCK_M: tl.constexpr, BLOCK_S
 
 
 @triton.jit
+def _rounded_product(a, b):
+    """For sums across threads: all that hold one agree to the last bit.
+
+    Contracted with what another thread has, a product would be rounded in one of them only
+    (triton-lang/triton#7264).
+    """
+    if _COMPILED:
+        return libdevice.mul_rn(a, b)
+    else:
+        return a * b
+
+
+@triton.jit
 def merge_partials(
     partial_ptr,
     partial_lse_ptr,
@@ -124,7 +139,7 @@ def merge_partials(
         weight = tl.exp2(lse2 - peak[None, :])
         fade = tl.exp2(top - peak)
         total = total * fade + tl.sum(weight, 0)
-        acc = acc * fade[:, None] + tl.sum(value * weight[:, :, None], 0)
+        acc = acc * fade[:, None] + tl.sum(_rounded_product(value, weight[:, :, None]), 0)
         top = peak
     if DISCARD:
         # all threads have read before one of them drops anything
