@@ -63,13 +63,14 @@ class Probe:
 
     @property
     def selection_in_trace(self) -> float:
-        """The same from the traces: kernels of choosing, and what it adds to other phases.
+        """The same from the traces: kernels of choosing, and what it adds to all else but sampling.
 
-        Collecting adds to the verification, and to the drafts where they leave what normalises it.
+        Collecting adds to the verification, and to the drafts where they leave what normalises it;
+        kernels that wait for one another add to the gaps.
         """
-        with_it, without = self.split.phases, self.frozen_split.phases
-        added = sum(with_it[phase] - without[phase] for phase in ("draft", "verify"))
-        return with_it["selection"] + added
+        with_it, without = self.split, self.frozen_split
+        added = sum(with_it.phases[name] - without.phases[name] for name in ("draft", "verify"))
+        return with_it.phases["selection"] + added + with_it.gaps - without.gaps
 
 
 def probe(engine: Engine, turns: int = 5) -> Probe:
