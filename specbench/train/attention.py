@@ -1,8 +1,14 @@
 """Attention over whole rows, as training needs it: the target's, and both of the draft's."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from specbench.engine.forward import CachedAttention
+from specbench.engine.kv_cache import PAGE_SIZE, KVCache, pages_for
+from specbench.engine.model_config import ModelConfig
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -39,6 +45,54 @@ class TargetAttention:
             return causal(q, k, v, self.scale)
         self.keys, self.values = k, v
         # what follows the last layer's KV reaches neither the draft nor the loss
+        return torch.zeros_like(q)
+
+
+class OneLayer(KVCache):
+    """A cache whose layers are written one after the other into the same place."""
+
+    def __init__(
+        self, config: ModelConfig, tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(replace(config, num_layers=1), pages_for(tokens), dtype, device)
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """The same for each."""
+        return super().layer(0)
+
+
+class CachedRows(CachedAttention):
+    """`TargetAttention` for the engine's kernels, which write keys and values as they rotate them.
+
+    Parameters
+    ----------
+    config : ModelConfig
+    tokens : Tensor
+        `[B, L]`.
+    dtype : torch.dtype
+
+    Attributes
+    ----------
+    keys, values : Tensor
+        `[B, L, Hkv, D]` of the last layer that ran.
+    """
+
+    def __init__(self, config: ModelConfig, tokens: Tensor, dtype: torch.dtype) -> None:
+        count, device = tokens.numel(), tokens.device
+        cache = OneLayer(config, count, dtype, device)
+        # page 0 is nobody's
+        slots = torch.arange(PAGE_SIZE, PAGE_SIZE + count, device=device)
+        super().__init__(cache, slots.view_as(tokens))
+        self.last, self.scale = config.num_layers - 1, config.head_dim**-0.5
+        self.keys, self.values = (
+            x.flatten(0, 1)[PAGE_SIZE : PAGE_SIZE + count].unflatten(0, tokens.shape)
+            for x in cache.layer(0)
+        )
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        """Causal attention within each row; none behind the last layer's keys and values."""
+        if layer < self.last:
+            return causal(q, self.keys, self.values, self.scale).contiguous()
         return torch.zeros_like(q)
 
 

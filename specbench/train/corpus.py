@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench.errors import DataError
+from specbench.kernels.cross_entropy.reference import IGNORED
 from specbench.parsing import parse_json
-from specbench.train.loss import IGNORED
 
 RECORD = "tokens.json"
 PARTS = ("train", "evaluation")

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from specbench.engine.model import Transformer
+from specbench.kernels.cross_entropy.reference import IGNORED
 from specbench.methods.longspec.block import DraftBlock
 from specbench.train.corpus import Corpus, cut
-from specbench.train.loss import IGNORED
 from specbench.train.objective import draft_loss, offset_positions, watch
 
 

@@ -1,14 +1,20 @@
 """Cross-entropy through a frozen LM head, a few tokens at a time."""
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = -100
-# float32 logits of one chunk: large enough for an efficient product, small beside the rest
+from specbench.kernels.cross_entropy import reference
+from specbench.kernels.cross_entropy.reference import IGNORED
+
+# logits of one chunk: enough for an efficient product, small beside the rest
 _CHUNK_BYTES = 2**28
+# rows of a matrix product's tile
+_TILE = 128
 
 
 def head_loss(
@@ -37,9 +43,20 @@ def head_loss(
     correct : Tensor
         Scalar share of the labels that count, without gradient.
     """
-    rows = chunk or max(1, _CHUNK_BYTES // (4 * len(head)))
+    rows = chunk or max(1, _CHUNK_BYTES // (head.element_size() * len(head)))
+    if rows > _TILE and chunk is None:
+        rows -= rows % _TILE
     loss, correct = _HeadLoss.apply(hidden, head, labels, rows)
     return loss, correct
+
+
+def cross_entropy_of(head: Tensor) -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]:
+    """The kernel for logits of `head`: Triton's on a CUDA device, where it takes their type."""
+    if head.device.type != "cuda" or head.dtype.itemsize > 4 or find_spec("triton") is None:
+        return reference.cross_entropy
+    from specbench.kernels.cross_entropy.triton import cross_entropy
+
+    return cross_entropy
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -53,18 +70,16 @@ class _HeadLoss(torch.autograd.Function):
         gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         correct = torch.zeros((), dtype=wide, device=hidden.device)
+        judge = cross_entropy_of(head)
         for begin in range(0, len(hidden), rows):
             part = slice(begin, begin + rows)
-            valid, label = counted[part], labels[part].clamp(min=0)[:, None]
             logits = F.linear(hidden[part].to(head.dtype), head)
-            log_probs = torch.log_softmax(logits, -1, dtype=wide)
-            loss -= (log_probs.gather(1, label).squeeze(1) * valid).sum()
-            correct += ((logits.argmax(-1) == label.squeeze(1)) & valid).sum()
+            lost, hit = judge(logits, labels[part], gradient is not None)
+            loss += lost.sum()
+            correct += hit.sum()
             if gradient is not None:
-                weights = log_probs.exp_()
-                weights.scatter_add_(1, label, weights.new_full(label.shape, -1))
                 # scaled after the product, where a row is `hidden` wide and not the vocabulary
-                gradient[part] = (weights.to(head.dtype) @ head) * (valid * share)[:, None]
+                gradient[part] = (logits @ head).to(wide) * share
         ctx.save_for_backward(gradient)
         accuracy = correct * share
         ctx.mark_non_differentiable(accuracy)

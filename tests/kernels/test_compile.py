@@ -39,9 +39,10 @@ NAMES = {
     "_make_chunk",
     "_finish_greedy",
     "specbench_mark",
+    "_cross_entropy",
 }
 # launched when the kernel ahead of them has ended
-INDEPENDENT = {"_uniform", "specbench_mark"}
+INDEPENDENT = {"_uniform", "specbench_mark", "_cross_entropy"}
 # read weights before they wait, and what their caller says is settled; the others nothing
 EARLY_READERS = {
     "_add_rms_norm",
@@ -64,6 +65,7 @@ def step(rows: int) -> None:
     from specbench.engine.batch import Batch
     from specbench.engine.random import Purpose
     from specbench.engine.sampling import Sampling
+    from specbench.kernels.cross_entropy.triton import cross_entropy
     from specbench.kernels.head import accept, sample, uniform
     from specbench.kernels.head import triton as head
     from specbench.kernels.iteration import triton as iteration
@@ -127,6 +129,7 @@ def step(rows: int) -> None:
     sums = torch.empty(24, rows, 7, HEADS)
     voters.sums_of_voters(batch, "all", sums[:, :, :6].contiguous(), sums)
     mark(index)
+    cross_entropy(half(rows, VOCAB), index, True)
     launch = sample.SampleLaunch(pdl=True)
     for kept in ((0.9, 20), (1.0, 20), (0.9, 0), (1.0, 0)):
         sample.sample(half(rows, VOCAB), Sampling(0.8, *kept), u, launch)

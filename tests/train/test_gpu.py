@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.train.attention import causal, lagged, windowed
+from specbench.train.attention import TargetAttention, causal, lagged, windowed
 from specbench.train.checkpoint import load_checkpoint, save_checkpoint
 from specbench.train.config import TrainConfig
 from specbench.train.loss import head_loss
+from specbench.train.objective import offset_positions, watch
 from specbench.train.trainer import Trainer
 from tests.train.toy import CONTEXT, Toy, toy, trainer
 
@@ -86,3 +87,17 @@ def test_the_loss_over_a_real_vocabulary_takes_little_memory() -> None:
     head_loss(x, head, labels)[0].backward()
     # all logits would be 18.5 GiB in float32
     assert torch.cuda.max_memory_allocated() - before < 2 * 2**30
+
+
+def test_the_engines_kernels_show_the_draft_what_torch_does() -> None:
+    found = toy()
+    target = found.target.cuda()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, 50, (3, 90), generator=generator).cuda()
+    positions = offset_positions(torch.tensor([0, 7, 100], device="cuda"), 90)
+    fast = watch(target, tokens, positions)
+    plain = TargetAttention(target.config.num_layers, target.config.head_dim**-0.5)
+    with torch.no_grad():
+        target(tokens, positions, plain)
+    torch.testing.assert_close(fast.keys, plain.keys, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(fast.values, plain.values, rtol=1e-3, atol=1e-4)

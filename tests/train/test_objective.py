@@ -5,6 +5,7 @@ import torch
 
 from specbench.engine.engine import Engine
 from specbench.methods.longspec.config import DraftConfig
+from specbench.train import objective
 from specbench.train.objective import draft_hidden, offset_positions, watch
 from tests.methods.longspec.dense import draft_logits
 from tests.support.tiny import GREEDY, longspec, prompts, random_block, tiny_model
@@ -47,6 +48,22 @@ def test_positions_reach_target_and_draft() -> None:
     assert not torch.isclose(near[:, 4:], far[:, 4:]).all()
     torch.testing.assert_close(near_hidden[:, :4], far_hidden[:, :4])
     assert not torch.isclose(near_hidden[:, 4:], far_hidden[:, 4:]).all()
+
+
+@pytest.mark.parametrize("length", [20, 90])
+@pytest.mark.parametrize("shape", [{}, {"qk_norm": True, "num_kv_heads": 1}])
+def test_the_engines_kernels_show_the_draft_the_same(
+    length: int, shape: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    model = tiny_model(4, torch.float32, **shape)
+    tokens = torch.tensor(prompts(4, [length, length]))
+    positions = offset_positions(torch.tensor([0, 100]), length)
+    plain = watch(model, tokens, positions)
+    monkeypatch.setattr(objective, "uses_triton", lambda *_: True)
+    ours = watch(model, tokens, positions)
+    torch.testing.assert_close(ours.keys, plain.keys, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.values, plain.values, rtol=1e-4, atol=1e-5)
 
 
 def test_half_precision_is_close_and_gives_the_masters_a_gradient() -> None:
