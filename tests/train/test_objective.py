@@ -50,7 +50,7 @@ def test_positions_reach_target_and_draft() -> None:
     assert not torch.isclose(near_hidden[:, 4:], far_hidden[:, 4:]).all()
 
 
-@pytest.mark.parametrize("length", [20, 90])
+@pytest.mark.parametrize("length", [20, 40])
 @pytest.mark.parametrize("shape", [{}, {"qk_norm": True, "num_kv_heads": 1}])
 def test_the_engines_kernels_show_the_draft_the_same(
     length: int, shape: dict[str, object], monkeypatch: pytest.MonkeyPatch
