@@ -10,7 +10,8 @@ shift
 mkdir -p "$out"
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 kernels="paged_attention_triton paged_attention_scores_triton sparse_attention_triton selection_triton
-    linear qkv mlp head sample accept_sampled iteration tree_attention page_bounds_triton"
+    linear qkv mlp head sample accept_sampled iteration tree_attention page_bounds_triton
+    cross_entropy"
 status=0
 for tool in "${@:-memcheck}"; do
     for name in ${KERNELS:-$kernels}; do

@@ -7,8 +7,9 @@
 #           racecheck.KERNEL, of h200_sanitize.sh; compile.BATCH: a short run of random weights, for the
 #           compiled kernels that it leaves (several batches side by side compile on as many cores);
 #           wait.FILE: until that file is there
-# What is timed belongs into a group of its own. INPUTS_FOLDER holds what scripts/prompt_lists.py makes
-# (frozen.jsonl, measure.jsonl, tune.jsonl, long.jsonl) and the files of the datasets; RECIPE is LongSpec's.
+# What is timed belongs into a group of its own. INPUTS_FOLDER holds those of frozen.jsonl, measure.jsonl,
+# long.jsonl (scripts/prompt_lists.py) and tune.jsonl that the stages read, and the datasets' files; RECIPE is
+# LongSpec's.
 # OUTPUT_FOLDER/log has each stage's output, and in stages.txt when each began and how it ended.
 set -euo pipefail
 model=$(realpath "$1") inputs=$(realpath "$2") out=$(realpath -m "$3")

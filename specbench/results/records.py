@@ -184,8 +184,8 @@ class OverheadRecord(Record):
     """Device time of one iteration of an arm, from a profiler trace, in milliseconds.
 
     Selection is measured twice: as the iteration less the same iteration with its sets frozen and
-    collection off, and from the trace: selection's kernels, and what collecting adds to drafts and
-    verification. The other parts are those of the iteration without it.
+    collection off, and from the trace: selection's kernels, what collecting adds to drafts and
+    verification, and the gaps that both add. The other parts are those of the iteration without it.
     """
 
     schema_version: int = SCHEMA_VERSION

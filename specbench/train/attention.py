@@ -24,30 +24,6 @@ def causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return out.transpose(1, 2)
 
 
-class TargetAttention:
-    """The target's attention over whole rows; keeps what its last layer would cache.
-
-    Attributes
-    ----------
-    keys, values : Tensor
-        `[B, L, Hkv, D]` of the last layer, keys rotated, once the forward has run.
-    """
-
-    keys: Tensor
-    values: Tensor
-
-    def __init__(self, num_layers: int, scale: float) -> None:
-        self.last = num_layers - 1
-        self.scale = scale
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layer < self.last:
-            return causal(q, k, v, self.scale)
-        self.keys, self.values = k, v
-        # what follows the last layer's KV reaches neither the draft nor the loss
-        return torch.zeros_like(q)
-
-
 class OneLayer(KVCache):
     """A cache whose layers are written one after the other into the same place."""
 
@@ -61,8 +37,8 @@ class OneLayer(KVCache):
         return super().layer(0)
 
 
-class CachedRows(CachedAttention):
-    """`TargetAttention` for the engine's kernels, which write keys and values as they rotate them.
+class TargetAttention(CachedAttention):
+    """The target's attention over whole rows; keeps what its last layer would cache.
 
     Parameters
     ----------
@@ -90,9 +66,10 @@ class CachedRows(CachedAttention):
         )
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        """Causal attention within each row; none behind the last layer's keys and values."""
+        """Causal attention within each row."""
         if layer < self.last:
             return causal(q, self.keys, self.values, self.scale).contiguous()
+        # what follows the last layer's KV reaches neither the draft nor the loss
         return torch.zeros_like(q)
 
 

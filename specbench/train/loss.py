@@ -1,13 +1,13 @@
 """Cross-entropy through a frozen LM head, a few tokens at a time."""
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.engine.compute import uses_triton
 from specbench.kernels.cross_entropy import reference
 from specbench.kernels.cross_entropy.reference import IGNORED
 
@@ -52,7 +52,7 @@ def head_loss(
 
 def cross_entropy_of(head: Tensor) -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]:
     """The kernel for logits of `head`: Triton's on a CUDA device, where it takes their type."""
-    if head.device.type != "cuda" or head.dtype.itemsize > 4 or find_spec("triton") is None:
+    if not uses_triton("auto", head.device.type, head.dtype):
         return reference.cross_entropy
     from specbench.kernels.cross_entropy.triton import cross_entropy
 

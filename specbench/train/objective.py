@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.engine.compute import uses_triton
+from specbench.engine.compute import make_compute
 from specbench.engine.model import Transformer
 from specbench.methods.longspec.block import DraftBlock, rotation
-from specbench.train.attention import CachedRows, TargetAttention, lagged, windowed
+from specbench.train.attention import TargetAttention, lagged, windowed
 from specbench.train.loss import head_loss
 
 ANCHORS = 4
@@ -46,15 +46,8 @@ def offset_positions(offsets: Tensor, length: int) -> Tensor:
 @torch.no_grad()
 def watch(target: Transformer, tokens: Tensor, positions: Tensor) -> Seen:
     """Run the target over rows `[B, L]` once; by the engine's kernels on a CUDA device."""
-    config = target.config
-    if uses_triton("auto", tokens.device.type, target.dtype):
-        from specbench.engine.triton_compute import TritonCompute
-
-        rows = CachedRows(config, tokens, target.dtype)
-        TritonCompute(target, rows.cache).hidden(tokens, positions, rows)
-        return Seen(rows.keys, rows.values, positions)
-    attention = TargetAttention(config.num_layers, config.head_dim**-0.5)
-    target(tokens, positions, attention)
+    attention = TargetAttention(target.config, tokens, target.dtype)
+    make_compute("auto", target, attention.cache).hidden(tokens, positions, attention)
     return Seen(attention.keys, attention.values, positions)
 
 

@@ -96,7 +96,7 @@ def test_the_engines_kernels_show_the_draft_what_torch_does() -> None:
     tokens = torch.randint(5, 50, (3, 90), generator=generator).cuda()
     positions = offset_positions(torch.tensor([0, 7, 100], device="cuda"), 90)
     fast = watch(target, tokens, positions)
-    plain = TargetAttention(target.config.num_layers, target.config.head_dim**-0.5)
+    plain = TargetAttention(target.config, tokens, target.dtype)
     with torch.no_grad():
         target(tokens, positions, plain)
     torch.testing.assert_close(fast.keys, plain.keys, rtol=1e-3, atol=1e-4)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from specbench.engine import compute
 from specbench.engine.engine import Engine
 from specbench.methods.longspec.config import DraftConfig
-from specbench.train import objective
 from specbench.train.objective import draft_hidden, offset_positions, watch
 from tests.methods.longspec.dense import draft_logits
 from tests.support.tiny import GREEDY, longspec, prompts, random_block, tiny_model
@@ -60,7 +60,7 @@ def test_the_engines_kernels_show_the_draft_the_same(
     tokens = torch.tensor(prompts(4, [length, length]))
     positions = offset_positions(torch.tensor([0, 100]), length)
     plain = watch(model, tokens, positions)
-    monkeypatch.setattr(objective, "uses_triton", lambda *_: True)
+    monkeypatch.setattr(compute, "uses_triton", lambda *_: True)
     ours = watch(model, tokens, positions)
     torch.testing.assert_close(ours.keys, plain.keys, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.values, plain.values, rtol=1e-4, atol=1e-5)
