@@ -18,6 +18,8 @@ from pathlib import Path
 
 SUFFIXES = (".py", ".md", ".rst", ".txt")
 SKIPPED = {"__pycache__", "node_modules", "_vendor", "site-packages", "dist-packages"}
+# what several packages leave beside themselves, each over the others'
+SHARED = {"tests", "doc", "docs"}
 DOCUMENT = 256 * 1024
 LARGEST_FILE = 512 * 1024
 SMALLEST_FILE = 200
@@ -82,7 +84,8 @@ def packages(root: Path) -> Iterator[Path]:
     """The packages and single modules of a folder."""
     for path in root.iterdir():
         installed = path.suffix in (".dist-info", ".egg-info", ".pth")
-        if not installed and path.name not in SKIPPED and not path.name.startswith((".", "_")):
+        left_out = path.name in SKIPPED | SHARED or path.name.startswith((".", "_"))
+        if not installed and not left_out:
             yield path
 
 

@@ -2,7 +2,8 @@
 # A LongSpec draft on a GPU: text, training in parts, ablations, and runs on code that it never saw.
 # usage: scripts/h200_longspec.sh MODEL RECIPE OUTPUT_FOLDER STAGE...
 # stages, each of which may be a call of its own:
-#   text                   text and prompts from the installed packages (HOLD_OUT names packages)
+#   text                   text and prompts from the installed packages, or those of the folder CORPUS
+#                          (recipes/longspec/corpus.txt); HOLD_OUT names packages that are not trained on
 #   own, own.chat          what the target writes itself, beside the text (five minutes; again for more)
 #   encode                 the text as tokens
 #   train                  one part of the training; again until it says that all steps are done
@@ -36,7 +37,8 @@ for stage in "$@"; do
         # by default those that scripts/prompt_lists.py makes prompts of
         hold_out=()
         for package in ${HOLD_OUT:-networkx pandas matplotlib}; do hold_out+=(--hold-out "$package"); done
-        python3 scripts/code_text.py "$out/text" --prompts 24 "${hold_out[@]}"
+        python3 scripts/code_text.py "$out/text" --megabytes 600 --prompts 24 "${hold_out[@]}" \
+            ${CORPUS:+--root "$CORPUS"}
         ;;
     own | own.chat)
         chat=()

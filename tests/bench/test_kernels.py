@@ -24,6 +24,7 @@ from tests.support.device import DEVICE
 CHOSEN = (
     "verify.1x100000",
     "verify.64x24000",
+    "tree.1x20074",
     "sparse.8x1638",
     "select.36x4x100000",
     "sample.16",
@@ -91,7 +92,7 @@ def test_a_run_that_is_cut_short_has_shown_and_written_what_it_measured(
             raise KeyboardInterrupt
         return {name: [1e-3] * repeats for name in kernels}
 
-    monkeypatch.setattr(run, "find_cases", lambda _: [SMALL[2], SMALL[3]])
+    monkeypatch.setattr(run, "find_cases", lambda _: [SMALL[3], SMALL[4]])
     monkeypatch.setattr(run, "_require_device", lambda: None)
     monkeypatch.setattr(run, "_compile", lambda _: 0.0)
     monkeypatch.setattr(run, "copy_bandwidth", lambda repeats: [4e12] * repeats)
@@ -127,6 +128,7 @@ def test_what_is_timed_can_be_called(case: Case, monkeypatch: pytest.MonkeyPatch
     work = build(case, None, DEVICE)
     beside = {
         "verify": {"collecting", "exact"},
+        "tree": {"peer", "eager"},
         "sample": {"peer"},
         "accept": {"peer"},
     }

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from specbench.registry import unknown
 
-Op = Literal["verify", "sparse", "select", "sample", "accept"]
+Op = Literal["verify", "tree", "sparse", "select", "sample", "accept"]
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,9 @@ class Case:
     ----------
     name : str
     op : str
-        ``verify``: paged attention of `rows` query rows, with collection. ``sparse``: one query
-        over `entries` selected ones. ``select``: the best `entries` of `context` scores.
+        ``verify``: paged attention of `rows` query rows, with collection. ``tree``: the same of a
+        tree's nodes, under its mask. ``sparse``: one query over `entries` selected ones.
+        ``select``: the best `entries` of `context` scores.
         ``sample``: temperature, `top_k`, `top_p` and a draw from `entries` logits a row.
         ``accept``: which of `rows` - 1 drafts stand, and a draw of what follows.
     heads, kv_heads, dim : int
@@ -26,7 +27,7 @@ class Case:
     batch, context : int
         Requests, and tokens of each.
     rows : int
-        Query rows of a request (verify, accept).
+        Query rows of a request (verify, tree, accept).
     entries : int
         Selected entries of a request and KV head (sparse, select); tokens of the vocabulary.
     layers : int
@@ -91,6 +92,8 @@ CASES = (
     Case("decode.4x100000", "verify", **_8B, batch=4, context=100_000),
     Case("decode.16x24000", "verify", **_HALF_B, batch=16, context=24_000),
     Case("decode.1x24000", "verify", **_HALF_B, batch=1, context=24_000),
+    Case("tree.1x20074", "tree", **_8B, batch=1, context=20_074, rows=74),
+    Case("tree.1x20069.d64", "tree", **_HALF_B, batch=1, context=20_069, rows=69),
     Case("sparse.8x4096", "sparse", **_8B, batch=8, context=65_536, entries=4096),
     Case("sparse.8x1638", "sparse", **_8B, batch=8, context=65_536, entries=1638),
     Case("sparse.8x4096.d64", "sparse", **_HALF_B, batch=8, context=65_536, entries=4096),

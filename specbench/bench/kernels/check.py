@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from specbench.bench.kernels.cases import Case
 from specbench.bench.kernels.inputs import PAGE, chains, pool, randn, sampled, selected
+from specbench.bench.kernels.trees import check_tree
 from specbench.errors import NumericalError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def check(case: Case, device: str = "cuda", seed: int | None = None) -> float:
 
     made = {
         "verify": _verify,
+        "tree": _tree,
         "sparse": _sparse,
         "select": _select,
         "sample": _sample,
@@ -98,6 +100,14 @@ def _verify(case: Case, device: str, seed: int) -> float:
         if kind is not None:
             errors.append(_relative(scores[known], expected_scores[known]))
     return torch.tensor(errors).max().item()  # which NaN is, where any is
+
+
+def _tree(case: Case, device: str, seed: int) -> float:
+    """Ours, and torch's two that stand beside it."""
+    import torch
+
+    *found, expected = check_tree(replace(case, context=min(case.context, _CONTEXT)), device, seed)
+    return torch.tensor([_relative(out, expected) for out in found]).max().item()
 
 
 def _sparse(case: Case, device: str, seed: int) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.bench.kernels.cases import Case, find_cases
 from specbench.bench.kernels.check import check
 from specbench.bench.kernels.timing import copy_bandwidth, side_by_side
-from specbench.bench.kernels.workloads import COLLECTING, EXACT, OURS, PEER, build
+from specbench.bench.kernels.workloads import COLLECTING, EAGER, EXACT, OURS, PEER, build
 from specbench.errors import DataError, UsageError
 from specbench.kernels.flash_attention import Peer, find_peer
 
@@ -28,7 +28,9 @@ COLUMNS = (
     "exact_us",
     "peer_us",
     "peer",
+    "eager_us",
     "speed_over_peer",
+    "speed_over_eager",
     "exact_speed_over_peer",
     "collect_share",
     "exact_share",
@@ -116,9 +118,9 @@ def _measure(
     times = side_by_side(work.calls, repeats)
     rows = []
     for repeat in range(repeats):
-        ours, collecting, exact, other = (
+        ours, collecting, exact, other, eager = (
             times[name][repeat] if name in times else None
-            for name in (OURS, COLLECTING, EXACT, PEER)
+            for name in (OURS, COLLECTING, EXACT, PEER, EAGER)
         )
         assert ours is not None
         shown = ours if collecting is None else collecting
@@ -131,7 +133,9 @@ def _measure(
                 "exact_us": _micro(exact),
                 "peer_us": _micro(other),
                 "peer": None if other is None else work.peer,
+                "eager_us": _micro(eager),
                 "speed_over_peer": _ratio(other, shown),
+                "speed_over_eager": _ratio(eager, shown),
                 "exact_speed_over_peer": _ratio(other, exact),
                 "collect_share": None if collecting is None else 1 - ours / collecting,
                 "exact_share": None if exact is None else 1 - ours / exact,
@@ -166,6 +170,7 @@ def _line(case: Case, rows: list[dict[str, Any]]) -> str:
         ("exact_us", "9.1f", "with exact weights, us"),
         ("peer_us", "9.1f", "peer, us"),
         ("speed_over_peer", "5.2f", "times the peer's speed"),
+        ("speed_over_eager", "5.2f", "times eager attention's speed"),
         ("collect_share", "6.1%", "for collecting"),
     ):
         value = middle(name)

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from specbench.bench.kernels.cases import Case
 from specbench.bench.kernels.inputs import chains, pool, randn, sampled, selected
 from specbench.bench.kernels.timing import Call
+from specbench.bench.kernels.trees import tree_calls
 from specbench.kernels.flash_attention import Peer
 
 # with weights as Vegas collects them by default, and with those divided by their own sum
 OURS, COLLECTING, EXACT, PEER = "ours", "collecting", "exact", "peer"
+EAGER = "eager"
+# whose peer is torch
+_OF_TORCH = ("tree", "sample", "accept")
 _CACHES = 4  # pools together are this many times the L2 cache, so that none is found in it
 
 
@@ -29,6 +33,7 @@ def build(case: Case, peer: Peer | None, device: str = "cuda") -> Workload:
     """The calls of `case`; ``peer`` is among them where there is one."""
     makers: dict[str, Callable[[Case, Peer | None, str, int], dict[str, Call]]] = {
         "verify": _verify,
+        "tree": _tree,
         "sparse": _sparse,
         "select": _select,
         "sample": _sample,
@@ -41,7 +46,7 @@ def build(case: Case, peer: Peer | None, device: str = "cuda") -> Workload:
         for name, call in makers[case.op](case, peer, device, seed).items():
             calls.setdefault(name, []).append(call)
     beside = peer.name if peer else None
-    return Workload(calls, nbytes, "torch" if case.op in ("sample", "accept") else beside)
+    return Workload(calls, nbytes, "torch" if case.op in _OF_TORCH else beside)
 
 
 def pool_count(nbytes: int, device: str) -> int:
@@ -92,6 +97,10 @@ def _verify(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, 
         k, v = keys.contiguous(), values.contiguous()
         calls[PEER] = lambda: peer.attend(q, k, v, table, kv_lens, case.context, True)
     return calls
+
+
+def _tree(case: Case, _: Peer | None, device: str, seed: int) -> dict[str, Call]:
+    return dict(zip((OURS, PEER, EAGER), tree_calls(case, device, seed), strict=True))
 
 
 def _sparse(case: Case, peer: Peer | None, device: str, seed: int) -> dict[str, Call]:
