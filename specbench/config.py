@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from specbench.errors import UsageError
-from specbench.parsing import parse_yaml, shown
+from specbench.parsing import shown
 from specbench.registry import unknown
 
 Score = Literal["logit", "weight", "random"]
@@ -379,6 +379,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
     UsageError
         The file is missing, is no YAML, or holds no mapping.
     """
+    from specbench.parsing_yaml import parse_yaml
+
     try:
         content = parse_yaml(file.read_bytes())
     except OSError as error:

@@ -1,13 +1,10 @@
-"""JSON and YAML from outside: read strictly, whatever the file holds."""
+"""JSON from outside: read strictly, whatever the file holds."""
 
 import json
 import re
 from typing import Any, NoReturn
 
-import yaml
-
 DEPTH = 64
-YAML_BYTES = 1 << 20
 _SHOWN = 120
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 _DIGITS = 400
@@ -48,7 +45,7 @@ def parse_json(content: str | bytes, *, finite: bool = True) -> Any:
     if len(_OPENING.findall(text, 0, 1 << 16)) > DEPTH or len(text) > 1 << 16:
         _check_depth(value)
     if _HALF_PAIR.search(text):
-        _check_text(value)
+        check_text(value)
     return value
 
 
@@ -103,8 +100,14 @@ def _check_depth(value: Any) -> None:
         ]
 
 
-def _check_text(value: Any) -> None:
-    """No half of a surrogate pair in a string; `value` is no deeper than `DEPTH`."""
+def check_text(value: Any) -> None:
+    """Refuse half of a surrogate pair in a string; `value` is no deeper than `DEPTH`.
+
+    Raises
+    ------
+    ValueError
+        There is one.
+    """
     if isinstance(value, str):
         try:
             value.encode()
@@ -113,78 +116,8 @@ def _check_text(value: Any) -> None:
             raise ValueError(f"{half} is half of a surrogate pair") from None
     elif isinstance(value, dict):
         for key, item in value.items():
-            _check_text(key)
-            _check_text(item)
+            check_text(key)
+            check_text(item)
     elif isinstance(value, list):
         for item in value:
-            _check_text(item)
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain mappings, lists and scalars: nothing that stands for more than its text.
-
-    An alias may multiply what it stands for, or hold itself.
-    """
-
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.composer.ComposerError(
-                None, None, f"the alias *{event.anchor} is not supported", event.start_mark
-            )
-        self.depth += 1
-        if self.depth > DEPTH:
-            raise yaml.composer.ComposerError(
-                None, None, f"nested more than {DEPTH} deep", self.peek_event().start_mark
-            )
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
-            kind = node.tag.rpartition(":")[2]
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{shown(node.value)} is no {kind}", node.start_mark
-            ) from error
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        made: dict[Any, Any] = super().construct_mapping(node, deep=True)
-        if len(made) != len(node.value):
-            raise yaml.constructor.ConstructorError(
-                None, None, "a key stands twice in one mapping", node.start_mark
-            )
-        return made
-
-
-def parse_yaml(content: bytes) -> Any:
-    """The value that a YAML document stands for; aliases and keys that stand twice are refused.
-
-    Raises
-    ------
-    ValueError
-        No YAML, or more than a configuration can need: the message says where.
-    """
-    if len(content) > YAML_BYTES:
-        raise ValueError(f"it has {len(content):,} bytes; a configuration has at most {YAML_BYTES}")
-    loader: _Loader | None = None
-    try:
-        loader = _Loader(content.decode("utf-8-sig"))
-        value = loader.get_single_data()
-        _check_text(value)
-        return value
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        at = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{(error.problem or error.context or 'no YAML')[:200]}{at}") from error
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())[:200]) from error
-    except RecursionError:
-        raise ValueError(f"nested more than {DEPTH} deep") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
+            check_text(item)

@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
 from specbench.errors import UsageError
@@ -101,6 +100,8 @@ class Registry(Generic[T]):
     def _load_entry_points(self) -> None:
         if self._group is None:
             return
+        from importlib.metadata import entry_points
+
         group, self._group = self._group, None
         for point in entry_points(group=group):
             if point.name not in self._entries:

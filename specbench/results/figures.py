@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.engine.safetensors_folder import read_json
 from specbench.errors import DataError, SpecbenchError
-from specbench.parsing import is_plain, parse_yaml, shown
+from specbench.parsing import is_plain, shown
+from specbench.parsing_yaml import parse_yaml
 from specbench.results.reading import read_run
 
 if TYPE_CHECKING:

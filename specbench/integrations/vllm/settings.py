@@ -10,7 +10,7 @@ from specbench.config import RunConfig
 from specbench.errors import UsageError
 from specbench.methods.magicdec.stream import StreamParameters
 from specbench.methods.vegas import VegasParameters
-from specbench.parsing import parse_yaml
+from specbench.parsing_yaml import parse_yaml
 from specbench.registry import unknown
 
 KEY = "specbench"
