@@ -3,7 +3,7 @@
 Processes compile in parallel first; then one times them all, a launch after another, and writes
 each row as it comes. Of paged attention a row has the pass without collection, with collection in
 one pass, with it but without its stores (nothing is ranked), with scores of 16 bits, and with
-votes of all rows (of 16 bits too). Of selected attention it has the one kernel.
+votes of all rows (of 16 bits too). Of selected attention and of trees it has the one kernel.
 """
 
 import csv
@@ -50,6 +50,7 @@ class Inputs:
     table: Tensor
     lens: Tensor
     slots: Tensor
+    mask: Tensor
 
     @classmethod
     def make(cls, case: Case, device: str, seed: int | None) -> "Inputs":
@@ -58,15 +59,16 @@ class Inputs:
         q = inputs.randn((case.batch, rows, case.heads, case.dim), device, seed or 0)
         slots = torch.zeros(case.batch, case.kv_heads, case.entries, device=device).int()
         lens = torch.full((case.batch,), case.context, device=device).int()
+        mask = torch.ones(case.batch, rows, rows, dtype=torch.bool, device=device).tril()
         if seed is None:
             page = torch.zeros(1, inputs.PAGE, case.kv_heads, 2 * case.dim, device=device)
             keys, values = page.to(q.dtype).split(case.dim, -1)
             table = torch.zeros(case.batch, -(-case.context // inputs.PAGE), device=device).int()
-            return cls(q, keys, values, table, torch.zeros_like(lens), slots)
+            return cls(q, keys, values, table, torch.zeros_like(lens), slots, mask)
         keys, values, table = inputs.pool(case, device, seed)
         if case.op == "sparse":
             slots = inputs.selected(case, table, device, seed)
-        return cls(q, keys, values, table, lens, slots)
+        return cls(q, keys, values, table, lens, slots, mask)
 
 
 def rule(case: Case) -> Any:
@@ -75,7 +77,7 @@ def rule(case: Case) -> Any:
         return sparse.default_launch(case.dim, torch.bfloat16, case.batch * case.kv_heads)
     packed = case.rows * case.heads // case.kv_heads
     keys = case.batch * case.kv_heads * case.context // PROCESSORS
-    return paged.default_launch(case.dim, packed, torch.bfloat16, True, keys)
+    return paged.default_launch(case.dim, packed, torch.bfloat16, case.op == "verify", keys)
 
 
 def sparse_launches(case: Case, own: sparse.Launch) -> list[sparse.Launch]:
@@ -95,11 +97,22 @@ def sparse_launches(case: Case, own: sparse.Launch) -> list[sparse.Launch]:
     return tried
 
 
+def tree_launches(own: paged.Launch) -> list[paged.Launch]:
+    """What is tried of trees, whose rows fill several tiles; the rule first."""
+    tiles = [(128, 8, 1), (64, 4, 2), (64, 4, 3), (128, 8, 2)]
+    return [own] + [
+        replace(own, block_m=m, block_n=n, warps=warps, programs=programs, stages=stages)
+        for (m, warps, programs), n, stages in itertools.product(tiles, (32, 64, 128), (2, 3, 4))
+    ]
+
+
 def launches(case: Case) -> list[Any]:
     """What is tried at a shape; the rule first."""
     own = rule(case)
     if case.op == "sparse":
         return list(dict.fromkeys(sparse_launches(case, own)))
+    if case.op == "tree":
+        return list(dict.fromkeys(tree_launches(own)))
     tried = [own]
     tried += [replace(own, hold=hold) for hold in (1, 2, 4, 8)]
     tried += [replace(own, hold=1, store=""), replace(own, votes="turned")]
@@ -149,6 +162,8 @@ def kernels(case: Case, launch: Any, made: Inputs) -> dict[str, Callable[[], obj
     voted = attention(Collect(queries="all")) if everyone else normed
     q_lens = torch.full_like(x.lens, case.rows)
     common = x.q, x.keys, x.values, x.table, x.lens, q_lens, scale
+    if case.op == "tree":
+        return {PLAIN: partial(plain, *common, out=out, tree_mask=x.mask)}
     norm = torch.zeros(case.batch, normed.collecting.rows, case.heads, device=device)
     shape = case.batch, case.kv_heads, case.context
     scores = torch.empty(shape, device=device)
@@ -169,7 +184,7 @@ def kernels(case: Case, launch: Any, made: Inputs) -> dict[str, Callable[[], obj
 def wanted(case: Case, launch: Any) -> tuple[str, ...]:
     """Kinds that differ from another launch's: collection alone does in how it votes and stores."""
     own = rule(case)
-    if case.op == "sparse":
+    if case.op in ("sparse", "tree"):
         return (PLAIN,)
     if launch == own:
         return KINDS if own.votes == "weights" else KINDS[:-1]

@@ -113,3 +113,21 @@ def test_a_part_of_which_a_row_sees_nothing_has_no_say() -> None:
     assert (lse[1] == -torch.inf).all()
     whole = reference.attend(q, keys[:3], values[:3], SCALE)
     torch.testing.assert_close(out[0], whole[0][0])
+
+
+@pytest.mark.parametrize("prefixes", [(70, 128, 0), (59, 123, 250)])
+def test_masked_tiles_are_taken_in_parts(prefixes: tuple[int, ...]) -> None:
+    queries, heads = 69, 4
+    dtype = torch.bfloat16
+    kv = interleaved(paged([n + queries for n in prefixes], dim=64, dtype=dtype))
+    q = randn(7, len(prefixes), queries, heads, 64, dtype=dtype)
+    mask = ancestors(len(prefixes), queries, queries)
+    kv_lens = torch.tensor(prefixes) + queries
+    q_lens = torch.full_like(kv_lens, queries)
+    on = [x.to(DEVICE) for x in (q, kv.k_cache, kv.v_cache, kv.block_table, kv_lens, q_lens, mask)]
+    out, lse = (x.cpu() for x in triton.tree_attention(*on, SCALE))
+    for row in range(len(prefixes)):
+        expected, sums = dense(q[row], kv.keys[row], kv.values[row], mask[row])
+        # weights are rounded before they meet the values
+        assert (out[row].double() - expected).norm() < 5e-3 * expected.norm()
+        torch.testing.assert_close(lse[row].double(), sums, rtol=1e-2, atol=2e-2)

@@ -116,6 +116,11 @@ def default_launch(
         block_n = min(block_n, 64)
     # 256 keys are little work next to starting a program
     min_tiles = max(1, 256 // block_n)
+    if packed_rows > ROW_TILES[-1] and not collecting:
+        # a tree's nodes: bound by products, which two programs of half the rows overlap
+        block_n, stages = (min(128, 8192 // width), 3) if width <= 64 else (4096 // width, 4)
+        block_n = max(16, block_n)
+        return Launch(64, block_n, stages=stages, min_tiles=min(4, 256 // block_n), narrow=True)
     if rows == 128:
         return Launch(
             rows, block_n, warps=8, programs=1, min_tiles=min_tiles, votes="probe", narrow=True

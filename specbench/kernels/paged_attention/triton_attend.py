@@ -75,12 +75,14 @@ def attend_job(
     PADDED_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    EDGE_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
     SPREAD: tl.constexpr,
 ):
     """Attention `[M, D]` of packed rows over key tiles `first` to `last`; log2-sum-exp `[M]`.
 
-    SPREAD: of several tiles of rows each has scores of its own, in their `plane`.
+    SPREAD: of several tiles of rows each has scores of its own, in their `plane`. EDGE_N: keys of a
+    masked tile that are taken at a time.
     """
     r = r.to(tl.int64)
     h = h.to(tl.int64)
@@ -132,6 +134,7 @@ def attend_job(
         seen_by_all = length - COLUMNS
         tree_ptr += r * tree_stride[0]
     bare = tl.maximum(seen_by_all, 0) // BLOCK_N
+    EDGES: tl.constexpr = BLOCK_N // EDGE_N
     acc = tl.zeros([BLOCK_M, PADDED_D], tl.float32)
     top = tl.full([BLOCK_M], LOWEST, tl.float32)
     if BLOCK_M < 64:
@@ -148,8 +151,8 @@ def attend_job(
             probe,
             norm,
             kept,
-            tl.maximum(first, bare) if masked else first,
-            last if masked else tl.minimum(last, bare),
+            tl.maximum(first, bare) * EDGES if masked else first,
+            tl.minimum(last * EDGES, tl.cdiv(length, EDGE_N)) if masked else tl.minimum(last, bare),
             length,
             rows,
             ranked,
@@ -179,7 +182,7 @@ def attend_job(
             VALUES,
             SLOTS,
             BLOCK_M,
-            BLOCK_N,
+            EDGE_N if masked else BLOCK_N,
             masked,
         )
     if BLOCK_M < 64:
@@ -239,6 +242,7 @@ def attend_kernel(
     PADDED_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    EDGE_N: tl.constexpr,
     BLOCK_C: tl.constexpr,
     MIN_TILES: tl.constexpr,
     MERGE_M: tl.constexpr,
@@ -321,6 +325,7 @@ def attend_kernel(
             PADDED_D,
             BLOCK_M,
             BLOCK_N,
+            EDGE_N,
             BLOCK_C,
             SPREAD,
         )

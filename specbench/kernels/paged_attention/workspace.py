@@ -205,6 +205,9 @@ class PagedAttention:
             "num_warps": launch.warps,
             **options,
         }
+        # each entry of a tree's mask has an address, of two registers
+        narrow = tree_mask is not None and scores is None and launch.block_m >= 64
+        edge = min(launch.block_n, 8192 // (2 * self.padded_d)) if narrow else launch.block_n
         following, parts = to_fetch(ahead, q.device)
         attend_kernel[(self.programs,)](
             q,
@@ -248,6 +251,7 @@ class PagedAttention:
             STORE=launch.store if kept.votes else "",
             VALUES=valued,
             SLOTS=slots,
+            EDGE_N=max(16, edge),
             BLOCK_C=max(16, power_of_2(slots)) if kept.normed else 16,
             FUSED=self.fused,
             EVICT="evict_last" if launch.partials == "keep" else "",
