@@ -63,7 +63,7 @@ def fill(engine: Engine, context: int) -> None:
     if isinstance(engine.method, Vegas):
         engine.method.scores.normal_()
     for row in range(engine.batch.rows):
-        pages = engine.pages.reserve(row, [], 0, context + 64)
+        pages = engine.pages.reserve(row, [], 0, context + 64 + engine.spare)
         engine.batch.reserve(row, pages)
         engine.batch.admit(row, row, context, 17 + row, 40)
         engine.method.admit(row, engine.batch)

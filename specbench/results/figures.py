@@ -157,15 +157,19 @@ def _values(
 
 
 def _environment(record: Path) -> dict[str, Any]:
-    """Of a run, or of a table that has only its environment beside it."""
-    alone = record / "environment.json"
-    if not alone.is_file():
+    """Of a run, of a training, or of a table that has only its environment beside it."""
+    training, alone = record / "training.json", record / "environment.json"
+    if training.is_file():
+        file, content = training, read_json(training).get("environment")
+    elif alone.is_file():
+        file, content = alone, read_json(alone)
+    else:
         return read_run(record).environment
-    content = read_json(alone)
-    argv, git = content.get("argv") or [], content.get("git") or {}
-    if not isinstance(argv, list) or not isinstance(git, dict):
-        raise DataError(f"{alone} is no environment of a run")
-    return content
+    if isinstance(content, dict):
+        argv, git = content.get("argv") or [], content.get("git") or {}
+        if isinstance(argv, list) and isinstance(git, dict):
+            return content
+    raise DataError(f"{file} is no environment of a run")
 
 
 if __name__ == "__main__":

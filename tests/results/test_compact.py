@@ -137,6 +137,25 @@ def test_a_greatest_figure_is_taken_of_all_arms(folder: Path) -> None:
             summarise_figures(folder)
 
 
+def test_a_figure_of_a_training(folder: Path) -> None:
+    (folder / "trained").mkdir()
+    pd.DataFrame({"step": [0, 1], "seconds": [30.0, 90.0]}).to_csv(
+        folder / "trained" / "loss.csv", index=False
+    )
+    entry = {"id": "a", "record": "trained", "table": "loss.csv", "column": "seconds", "where": {}}
+    write_figures(folder, entry | {"take": "max", "scale": 0.5})
+    environment = {"argv": ["specbench", "train"], "git": {"commit": "c"}}
+    for content in ({"environment": environment}, {"environment": []}, {}):
+        (folder / "trained" / "training.json").write_text(json.dumps(content))
+        if not content.get("environment"):
+            with pytest.raises(DataError, match=r"training\.json is no environment of a run"):
+                summarise_figures(folder)
+            continue
+        figure = pd.read_csv(summarise_figures(folder)).iloc[0]
+        assert figure["value"] == pytest.approx(45)
+        assert [figure["command"], figure["commit"]] == ["specbench train", "c"]
+
+
 def test_figures_are_medians_with_their_range(folder: Path) -> None:
     write_figures(folder, {"id": "a"}, {"id": "b", "arm": AR, "dataset": "govreport"})
     path = summarise_figures(folder)
