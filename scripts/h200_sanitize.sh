@@ -11,7 +11,7 @@ mkdir -p "$out"
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 kernels="paged_attention_triton paged_attention_scores_triton sparse_attention_triton selection_triton
     linear qkv mlp head sample accept_sampled iteration tree_attention page_bounds_triton
-    cross_entropy"
+    cross_entropy ring_attention tree_growth iteration_tree"
 status=0
 for tool in "${@:-memcheck}"; do
     for name in ${KERNELS:-$kernels}; do

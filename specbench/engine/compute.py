@@ -14,10 +14,13 @@ from specbench.engine.draft_steps import DraftSteps, draft_steps, sums_of_voters
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.sampling import Sampling, argmax, invalid, probabilities, sample
+from specbench.engine.tree import TreeChunk, finish_tree_greedy, finish_tree_sampled, make_tree
 from specbench.errors import UsageError
 from specbench.kernels.flash_attention import find_peer
 from specbench.kernels.paged_attention.reference import Collect
-from specbench.methods.base import Draft
+from specbench.kernels.tree_growth import reference as tree_growth
+from specbench.kernels.tree_growth.reference import GrownTree
+from specbench.methods.base import Draft, TreeDraft
 
 ONE_ROW = Collect("weight", "last", "layer")
 """Softmax weights of one row, summed over the heads."""
@@ -30,9 +33,12 @@ class Compute(ABC):
     ----------
     capturable : bool
         Whether forwards, attention and choices can be part of a CUDA graph.
+    fused : bool
+        Whether it is `TritonCompute`, whose products a method's own weights can use.
     """
 
     capturable: bool
+    fused = False
 
     @property
     @abstractmethod
@@ -57,6 +63,20 @@ class Compute(ABC):
         """The arg-max after each token, and where no token can be chosen: int64, bool `[R, Q]`."""
         logits = self.logits(self.hidden(tokens, positions, attention))
         return argmax(logits), invalid(logits)
+
+    def first(self, hidden: Tensor) -> Tensor:
+        """The arg-max int64 `[n]` of the logits of hidden states `[n, hidden]`."""
+        return argmax(self.logits(hidden))
+
+    def top_tokens(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The `k` most probable tokens of rows `[n, V]`; see `kernels.tree_growth`."""
+        return tree_growth.top_tokens(logits, k)
+
+    def add_level(
+        self, tree: GrownTree, scores: Tensor, tokens: Tensor, begin: int, width: int
+    ) -> None:
+        """Write the next level of a tree of drafts; see `kernels.tree_growth`."""
+        tree_growth.add_level(tree, scores, tokens, begin, width)
 
     def probabilities(self, logits: Tensor, sampling: Sampling) -> Tensor:
         """The distribution `[..., V]` of logits `[..., V]`; see `sampling.probabilities`."""
@@ -109,6 +129,23 @@ class Compute(ABC):
     ) -> Tensor:
         """Accept and commit above temperature 0; see `chunk.finish_sampled`."""
         return finish_sampled(batch, chunk, draft, logits, sampling)
+
+    def make_tree(self, batch: Batch, draft: TreeDraft, gamma: int, max_len: int) -> TreeChunk:
+        """What a verification of trees reads; see `tree.make_tree`."""
+        return make_tree(batch, draft, gamma, max_len)
+
+    def finish_tree_greedy(
+        self, batch: Batch, chunk: TreeChunk, best: Tensor, bad: Tensor, gamma: int
+    ) -> Tensor:
+        """Accept, compact and commit at temperature 0; see `tree.finish_tree_greedy`."""
+        return finish_tree_greedy(self.cache, batch, chunk, best, bad, gamma)
+
+    def finish_tree_sampled(
+        self, batch: Batch, chunk: TreeChunk, logits: Tensor, sampling: Sampling, gamma: int
+    ) -> Tensor:
+        """The same above temperature 0; see `tree.finish_tree_sampled`."""
+        drawn = self.sample
+        return finish_tree_sampled(self.cache, batch, chunk, logits, sampling, gamma, drawn)
 
     @abstractmethod
     def attend_sparsely(

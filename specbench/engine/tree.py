@@ -1,20 +1,16 @@
-"""Trees of drafts in the engine: their shape as masks, and one iteration that verifies them."""
+"""Trees of drafts in the engine: their shape as masks, and what becomes of them."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from specbench.engine.acceptance import accept_tree
-from specbench.engine.batch import Batch, Committed
-from specbench.engine.forward import TreeAttention
+from specbench.engine.acceptance import Drawn, accept_tree
+from specbench.engine.batch import Batch
+from specbench.engine.chunk import pack
 from specbench.engine.kv_cache import KVCache
-from specbench.engine.sampling import invalid
+from specbench.engine.sampling import Sampling, invalid
 from specbench.methods.base import TreeDraft
-
-if TYPE_CHECKING:
-    from specbench.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -36,6 +32,32 @@ class Tree:
     depth: Tensor
     mask: Tensor
     valid: Tensor
+
+
+@dataclass(frozen=True)
+class TreeChunk(Tree):
+    """A tree with all that its verification reads, and what the end of an iteration needs.
+
+    Attributes
+    ----------
+    positions : Tensor
+        int64 `[R, N + 1]`, the root's plus the depth, within the tables also where masked.
+    slots : Tensor
+        int64 `[R, N + 1]`, of entries after the request's own; -1 where there is no request.
+    kv_lens, q_lens : Tensor
+        int64 `[R]`, entries with those of the tree, and its rows; 0 without a request.
+    allowed : Tensor
+        int64 `[R]`, the most drafts that a row may commit.
+    drafted : Tensor
+        int64 `[R]`, the depth of the deepest valid node.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    kv_lens: Tensor
+    q_lens: Tensor
+    allowed: Tensor
+    drafted: Tensor
 
 
 def build_tree(root: Tensor, draft: TreeDraft, allowed: Tensor, deepest: int) -> Tree:
@@ -70,60 +92,97 @@ def build_tree(root: Tensor, draft: TreeDraft, allowed: Tensor, deepest: int) ->
     return Tree(tokens, parents, depth, mask, valid)
 
 
-def iterate_tree(engine: "Engine", draft: TreeDraft) -> tuple[Committed, Tensor, Tensor]:
-    """Verify, accept, compact, commit: as for a chain, whose iteration is `iterate`.
+def make_tree(batch: Batch, draft: TreeDraft, gamma: int, max_len: int) -> TreeChunk:
+    """The chunk of `draft`, whose nodes count down to depth `gamma`, below position `max_len`."""
+    allowed = batch.allowed(gamma)
+    tree = build_tree(batch.tokens, draft, allowed, gamma)
+    width = tree.tokens.shape[1]
+    entries = batch.lengths[:, None] + torch.arange(width, device=allowed.device)
+    return TreeChunk(
+        **vars(tree),
+        # masked rows may point past the tables; what they compute is never read
+        positions=(batch.lengths[:, None] + tree.depth).clamp(0, max_len - 1),
+        slots=batch.slots(entries, batch.active[:, None].expand(-1, width)),
+        kv_lens=(batch.lengths + width) * batch.active,
+        q_lens=width * batch.active.long(),
+        allowed=allowed,
+        drafted=(tree.depth * tree.valid).amax(1),
+    )
+
+
+def accept_tree_greedy(best: Tensor, tree: Tree, deepest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`accept_tree` at temperature 0, of the arg-max `[R, N + 1]` after the root and each node."""
+    follows = tree.valid & (tree.tokens == best.gather(1, tree.parents))
+    # the root, its own parent, is no child
+    follows[:, 0] = False
+    node = torch.zeros_like(best[:, 0])
+    accepted = torch.zeros_like(node)
+    path = []
+    for _ in range(deepest):
+        # where the walk has ended there is none again
+        child = follows & (tree.parents == node[:, None])
+        found = child.any(1)
+        node = torch.where(found, child.long().argmax(1), node)
+        accepted = accepted + found
+        path.append(node)
+    return accepted, best.gather(1, node[:, None]).squeeze(1), torch.stack(path, 1)
+
+
+def finish_tree_greedy(
+    cache: KVCache, batch: Batch, chunk: TreeChunk, best: Tensor, bad: Tensor, gamma: int
+) -> Tensor:
+    """Accept, compact and commit at temperature 0; the iteration's result as `pack` has it.
+
+    Parameters
+    ----------
+    cache : KVCache
+    batch : Batch
+    chunk : TreeChunk
+    best, bad : Tensor
+        int64 and bool `[R, N + 1]`: the arg-max after each token, and where there is none.
+    gamma : int
+        Of `make_tree`.
 
     Returns
     -------
-    committed : Committed
-    drafted : Tensor
-        int64 `[R]`, the depth of each row's tree.
-    bad : Tensor
-        bool `[R]`, rows whose logits could not be used.
+    Tensor
+        int64 `[R, 5 + gamma + 1]`.
     """
-    batch, method = engine.batch, engine.method
-    allowed = batch.allowed(method.gamma)
-    tree = build_tree(batch.tokens, draft, allowed, method.gamma)
-    width = tree.tokens.shape[1]
-    slots = batch.lengths[:, None] + torch.arange(width, device=engine.device)
-    active = batch.active[:, None].expand(-1, width)
-    with engine.phases("verify"):
-        attention = TreeAttention(
-            engine.cache,
-            batch.block_table,
-            batch.slots(slots, active),
-            (batch.lengths + width) * batch.active,
-            width * batch.active.long(),
-            tree.mask,
-            engine.scale,
-            engine.phases,
-            None if engine.frozen else method.tap(batch),
-        )
-        positions = engine.within(batch.lengths[:, None] + tree.depth)
-        logits = engine.compute.logits(engine.compute.hidden(tree.tokens, positions, attention))
-    with engine.phases("sampling"):
-        counted = tree.valid & active
-        bad = (invalid(logits) & counted).any(1)
-        drafted = (tree.depth * counted).amax(1)
-        accepted, following, path = accept_tree(
-            logits,
-            tree.tokens,
-            tree.parents,
-            tree.valid,
-            method.gamma,
-            engine.sampling,
-            batch.request,
-            batch.lengths,
-            engine.compute.sample,
-        )
-        accepted = accepted * batch.active
-        compact(engine.cache, batch, path, accepted)
-        batch.deepest.copy_(path[:, -1])
-        committed = batch.commit(tree.tokens.gather(1, path), accepted, following)
-    if not engine.frozen:
-        with engine.phases("selection"):
-            method.observe(batch)
-    return committed, drafted, bad
+    return finish_tree(cache, batch, chunk, *accept_tree_greedy(best, chunk, gamma), bad)
+
+
+def finish_tree_sampled(
+    cache: KVCache,
+    batch: Batch,
+    chunk: TreeChunk,
+    logits: Tensor,
+    sampling: Sampling,
+    gamma: int,
+    drawn: Drawn,
+) -> Tensor:
+    """The same above temperature 0, of the logits `[R, N + 1, V]`; `drawn` as for `accept_tree`."""
+    tree = chunk.tokens, chunk.parents, chunk.valid
+    keys = batch.request, batch.lengths
+    walked = accept_tree(logits, *tree, gamma, sampling, *keys, drawn)
+    return finish_tree(cache, batch, chunk, *walked, invalid(logits))
+
+
+def finish_tree(
+    cache: KVCache,
+    batch: Batch,
+    chunk: TreeChunk,
+    accepted: Tensor,
+    following: Tensor,
+    path: Tensor,
+    bad: Tensor,
+) -> Tensor:
+    """Move and commit what `accept_tree` accepted; `bad` `[R, N + 1]` counts in valid columns."""
+    wrong = (bad & chunk.valid & batch.active[:, None]).any(1)
+    accepted = accepted * batch.active
+    compact(cache, batch, path, accepted)
+    batch.deepest.copy_(path[:, -1])
+    committed = batch.commit(chunk.tokens.gather(1, path), accepted, following)
+    return pack(committed, chunk.drafted, wrong)
 
 
 def compact(cache: KVCache, batch: Batch, path: Tensor, accepted: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,23 +18,26 @@ from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Layer, Transformer
 from specbench.engine.random import Purpose, uniform
 from specbench.engine.sampling import Sampling
+from specbench.engine.stream import Stream, make_scratch
+from specbench.engine.tree import TreeChunk
 from specbench.engine.triton_drafting import TritonDrafting
 from specbench.kernels.flash_attention import Peer
 from specbench.kernels.head import sample
 from specbench.kernels.head.accept import accept_sampled
-from specbench.kernels.head.triton import SCRATCH_TILES, head_argmax
+from specbench.kernels.head.triton import head_argmax
+from specbench.kernels.iteration.tree import finish_tree_greedy, make_tree
 from specbench.kernels.iteration.triton import draft_steps, finish_greedy, make_chunk
 from specbench.kernels.iteration.voters import sums_of_voters
-from specbench.kernels.launch import Scratch, multiprocessors
-from specbench.kernels.linear.plan import MAX_ROWS, scratch_size
-from specbench.kernels.linear.plan import choose as choose_linear
+from specbench.kernels.launch import Scratch
+from specbench.kernels.linear.plan import MAX_ROWS
 from specbench.kernels.linear.triton import linear_prenorm, linear_small
 from specbench.kernels.mlp.triton import gate_up_small, silu_mul
-from specbench.kernels.norm.reference import Prenormed
-from specbench.kernels.norm.triton import add_rms_norm, embed_prenorm, prenorm, rms_norm
-from specbench.kernels.qkv.project import by_heads, project_rope_write_kv
+from specbench.kernels.norm.triton import embed_prenorm
+from specbench.kernels.qkv.project import project_rope_write_kv
 from specbench.kernels.qkv.triton import rope_write_kv
-from specbench.methods.base import Draft
+from specbench.kernels.tree_growth import triton as triton_growth
+from specbench.kernels.tree_growth.reference import GrownTree
+from specbench.methods.base import Draft, TreeDraft
 
 Cached = FullAttention | SparseAttention | CachedAttention
 
@@ -70,6 +73,8 @@ class TritonCompute(TritonDrafting):
     flash_decode : bool
         And for decoding without drafts.
     """
+
+    fused = True
 
     def __init__(
         self,
@@ -123,9 +128,25 @@ class TritonCompute(TritonDrafting):
         most, best = logits.max(-1)
         return best, ~most.isfinite()
 
+    def first(self, hidden: Tensor) -> Tensor:
+        """See `Compute`; without logits in memory where the rows are few."""
+        if len(hidden) > self.fusion.head:
+            return self.logits(hidden).argmax(-1)
+        return head_argmax(hidden, self.model.head, scratch=self._scratch)[0]
+
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Compute`; in the model's type, which the sampling kernels take as it is."""
         return F.linear(hidden, self.model.head)
+
+    def top_tokens(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """See `Compute`; two launches."""
+        return triton_growth.top_tokens(logits, k)
+
+    def add_level(
+        self, tree: GrownTree, scores: Tensor, tokens: Tensor, begin: int, width: int
+    ) -> None:
+        """See `Compute`; one launch."""
+        triton_growth.add_level(tree, scores, tokens, begin, width)
 
     def probabilities(self, logits: Tensor, sampling: Sampling) -> Tensor:
         """See `Compute`."""
@@ -180,80 +201,116 @@ class TritonCompute(TritonDrafting):
         result[:, 2] = chunk.allowed
         return result
 
-    def _stream(self, tokens: Tensor, positions: Tensor, attention: Cached) -> "Stream":
+    def make_tree(self, batch: Batch, draft: TreeDraft, gamma: int, max_len: int) -> TreeChunk:
+        """See `Compute`; one launch in place of dozens."""
+        return make_tree(batch, draft, gamma, max_len)
+
+    def finish_tree_greedy(
+        self, batch: Batch, chunk: TreeChunk, best: Tensor, bad: Tensor, gamma: int
+    ) -> Tensor:
+        """See `Compute`; two launches in place of a hundred and more."""
+        return finish_tree_greedy(self.cache, batch, chunk, best, bad, gamma)
+
+    def _stream(self, tokens: Tensor, positions: Tensor, attention: Cached) -> Stream:
         """The residual stream after the last layer."""
-        model, fusion = self.model, self.fusion
-        eps, n = model.config.rms_norm_eps, tokens.numel()
+        model, fusion, n = self.model, self.fusion, tokens.numel()
         flat, slots = (x.reshape(-1).contiguous() for x in (positions, attention.slots))
         layers = cast(list[Layer], list(model.layers))
         stream = self.begin(tokens.reshape(-1), layers[0].attn_norm if n <= fusion.qkv else None)
         for index, layer in enumerate(layers):
             last = index + 1 == len(layers)
             following = None if last else layers[index + 1].qkv
-            keys, values = self.cache.layer(index)
-            place = (layer.qk_norm, model.cos, model.signed_sin, flat, slots, keys, values, eps)
-            if n <= fusion.qkv:
-                q = project_rope_write_kv(
-                    stream.prenormed(layer.attn_norm),
-                    layer.qkv,
-                    layer.qkv_bias,
-                    *place,
-                    scratch=self._scratch,
-                    ahead=layer.o,
-                    # the kernels of a layer stand between
-                    settled=index > 0,
-                )
-            else:
-                h = stream.normed(layer.attn_norm, eps)
-                q = rope_write_kv(F.linear(h, layer.qkv), layer.qkv_bias, *place)
+            q = self.heads(
+                stream,
+                layer.attn_norm,
+                layer.qkv,
+                layer.qkv_bias,
+                layer.qk_norm,
+                flat,
+                slots,
+                self.cache.layer(index),
+                ahead=layer.o,
+                # the kernels of a layer stand between
+                settled=index > 0,
+            )
             q = q.view(*tokens.shape, *q.shape[1:])
             out = self._attention(attention, index, q, layer.gate_up).view(n, -1)
             if n <= fusion.o:
                 norm = layer.mlp_norm if n <= fusion.gate_up else None
-                self._add(stream, out, layer.o, layer.o_bias, norm, layer.down)
+                self.add(stream, out, layer.o, layer.o_bias, norm, layer.down)
             else:
                 stream.add(self.projection(out, layer.o, layer.o_bias))
-            if n <= fusion.gate_up:
-                gated = gate_up_small(
-                    stream.prenormed(layer.mlp_norm),
-                    layer.gate_up,
-                    layer.gate_up_bias,
-                    eps=eps,
-                    ahead=following,
-                )
-            else:
-                h = stream.normed(layer.mlp_norm, eps)
-                gated = silu_mul(F.linear(h, layer.gate_up, layer.gate_up_bias))
+            gated = self.gated(stream, layer.mlp_norm, layer.gate_up, layer.gate_up_bias, following)
             if n <= fusion.down:
                 wanted = n <= (fusion.head if last else fusion.qkv)
                 norm = model.final_norm if last else layers[index + 1].attn_norm
-                norm = norm if wanted else None
-                self._add(stream, gated, layer.down, layer.down_bias, norm)
+                self.add(stream, gated, layer.down, layer.down_bias, norm if wanted else None)
             else:
                 stream.add(self.projection(gated, layer.down, layer.down_bias))
         return stream
 
-    def begin(self, tokens: Tensor, norm: Tensor | None) -> "Stream":
+    def begin(self, tokens: Tensor, norm: Tensor | None) -> Stream:
         """The residual stream of tokens `[n]`, and the norm begun on it where it is prenormed."""
         if norm is None:
             return Stream(F.embedding(tokens, self.model.embed))
         return Stream(*embed_prenorm(tokens.contiguous(), self.model.embed, norm))
 
+    def heads(
+        self,
+        stream: Stream,
+        norm: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        qk_norm: Tensor | None,
+        positions: Tensor,
+        slots: Tensor,
+        caches: tuple[Tensor, Tensor],
+        scratch: Scratch | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Rotated queries `[n, H, D]` of the stream's norm; keys and values go to their slots.
+
+        Heads of `weight` beyond those that the caches have are queries; `options` are those of
+        `project_rope_write_kv`.
+        """
+        model, eps = self.model, self.model.config.rms_norm_eps
+        place = qk_norm, model.cos, model.signed_sin, positions, slots, *caches, eps
+        if len(stream.x) <= self.fusion.qkv:
+            x = stream.prenormed(norm)
+            scratch = scratch or self._scratch
+            return project_rope_write_kv(x, weight, bias, *place, scratch=scratch, **options)
+        return rope_write_kv(F.linear(stream.normed(norm, eps), weight), bias, *place)
+
+    def gated(
+        self,
+        stream: Stream,
+        norm: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        ahead: Tensor | None = None,
+    ) -> Tensor:
+        """``silu(gate) * up`` `[n, inner]` of the stream's norm."""
+        eps = self.model.config.rms_norm_eps
+        if len(stream.x) <= self.fusion.gate_up:
+            return gate_up_small(stream.prenormed(norm), weight, bias, eps=eps, ahead=ahead)
+        return silu_mul(F.linear(stream.normed(norm, eps), weight, bias))
+
     def projection(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """What attention and MLP add to the stream, where no fused kernel computes it."""
         return F.linear(x, weight, bias)
 
-    def _add(
+    def add(
         self,
-        stream: "Stream",
+        stream: Stream,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         norm: Tensor | None,
         ahead: Tensor | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         """A projection onto the stream in one launch, the beginning of the next norm with it."""
-        residual, scratch = stream.settled(), self._scratch
+        residual, scratch = stream.settled(), scratch or self._scratch
         if norm is None:
             linear_small(x, weight, bias, residual=residual, scratch=scratch)
         else:
@@ -264,52 +321,7 @@ class TritonCompute(TritonDrafting):
     @cached_property
     def _scratch(self) -> Scratch:
         """Enough for every projection of up to 64 rows."""
-        config, sms = self.model.config, multiprocessors(self.device)
-        dim, hidden = config.head_dim, config.hidden_size
+        config = self.model.config
         heads = config.num_heads + 2 * config.num_kv_heads
-        needs = [(0, SCRATCH_TILES)]
-        for rows in (16, 32, 64):
-            # tiles of halves need none
-            qkv = by_heads(rows, heads, dim, hidden, sms)
-            needs.append(scratch_size(rows, heads * qkv.block_n, hidden, qkv, alone=True))
-            for inner in (config.num_heads * dim, config.intermediate_size):
-                launch = choose_linear(rows, hidden, inner, sms)
-                needs.append(scratch_size(rows, hidden, inner, launch))
-        floats, tiles = (max(sizes) for sizes in zip(*needs, strict=True))
-        return Scratch.make(self.device, floats, tiles)
-
-
-class Stream:
-    """The residual stream, what is still to be added to it, and the norm that was begun on it."""
-
-    def __init__(self, x: Tensor, ready: Prenormed | None = None) -> None:
-        self.x = x
-        self.delta: Tensor | None = None
-        self.ready = ready
-
-    def add(self, delta: Tensor) -> None:
-        """Add with the next norm, in one launch."""
-        self.x = self.settled()
-        self.delta = delta
-
-    def settled(self) -> Tensor:
-        """The stream with everything added; a norm begun before is out of date then."""
-        if self.delta is not None:
-            self.x += self.delta
-        self.delta = self.ready = None
-        return self.x
-
-    def normed(self, weight: Tensor, eps: float) -> Tensor:
-        """The RMS norm."""
-        delta, self.delta = self.delta, None
-        if delta is None:
-            return rms_norm(self.x, weight, eps)
-        return add_rms_norm(self.x, delta, weight, eps)
-
-    def prenormed(self, weight: Tensor) -> Prenormed:
-        """The same, for a product that completes it."""
-        ready, self.ready = self.ready, None
-        if ready is not None:
-            return ready
-        delta, self.delta = self.delta, None
-        return prenorm(self.x, weight, delta)
+        inner = config.num_heads * config.head_dim, config.intermediate_size
+        return make_scratch(config.hidden_size, config.head_dim, (heads,), inner, self.device)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from specbench.engine import tree as tree_module
 from specbench.engine.batch import Batch
 from specbench.engine.engine import Engine
+from specbench.engine.forward import TreeAttention
 from specbench.engine.iteration import iterate
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
@@ -158,7 +159,7 @@ def positions_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     def moved(
         self: ReferenceCompute, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        if isinstance(attention, tree_module.TreeAttention):
+        if isinstance(attention, TreeAttention):
             positions = positions[:, :1] + torch.arange(positions.shape[1])
         return hidden(self, tokens, positions, attention)
 

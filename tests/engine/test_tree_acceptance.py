@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specbench.engine.acceptance import accept_tree
 from specbench.engine.sampling import Sampling, probabilities
-from specbench.engine.tree import Tree, build_tree
+from specbench.engine.tree import Tree, accept_tree_greedy, build_tree
 from specbench.methods.base import TreeDraft
 
 VOCAB = 4
@@ -68,6 +68,9 @@ def test_greedy_acceptance_is_a_walk_along_the_arg_max(
     assert path[0, : len(way)].tolist() == way
     assert (path[0, len(way) :] == at).all()
     assert int(following) == best[at]
+    # of the arg-max alone
+    chosen = accept_tree_greedy(torch.tensor([best]), tree, deepest)
+    assert all(map(torch.equal, chosen, (accepted, following, path)))
 
 
 @pytest.mark.parametrize(

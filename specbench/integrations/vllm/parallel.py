@@ -9,7 +9,8 @@ from torch import Tensor
 from specbench.engine.kv_cache import KVCache
 from specbench.engine.model import Attention, Transformer
 from specbench.engine.model_config import ModelConfig
-from specbench.engine.triton_compute import Fusion, Stream, TritonCompute
+from specbench.engine.stream import Stream
+from specbench.engine.triton_compute import Fusion, TritonCompute
 from specbench.integrations.vllm.target import Shard, shard_of
 from specbench.kernels.linear.plan import MAX_ROWS
 

@@ -9,7 +9,7 @@ from specbench.engine.batch import Batch
 from specbench.engine.chunk import Chunk
 from specbench.engine.draft_steps import DraftSteps
 from specbench.engine.kv_cache import PAGE_SIZE
-from specbench.kernels.iteration.device import allowed_drafts
+from specbench.kernels.iteration.device import allowed_drafts, commit
 from specbench.kernels.launch import dependent, release_next, wait_for_previous
 from specbench.methods.base import Draft
 
@@ -237,7 +237,6 @@ def _finish_greedy(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     there = column < WIDTH
-    running = tl.load(active + row) != 0
     drafted = tl.load(allowed + row)
     chosen = tl.load(best + row * best_stride[0] + column * best_stride[1], mask=there, other=0)
     ahead = column + 1 < WIDTH
@@ -246,28 +245,25 @@ def _finish_greedy(
     accepted = tl.min(tl.where(stands, PADDED, column), 0).to(tl.int64)
     following = tl.sum(tl.where(column == accepted, chosen, 0), 0)
     token = tl.where(column < accepted, draft, following)
-    ends = column < 0
-    for number in tl.static_range(EOS):
-        ends = ends | (token == tl.load(eos + number))
-    first = tl.min(tl.where(ends, column, PADDED), 0)
-    kept = there & running & (column <= accepted) & (column <= first)
-    count = tl.sum(kept.to(tl.int64), 0)
-    length = tl.load(lengths + row)
-    tl.store(history + row * history_stride + length + 1 + column, token, mask=kept)
-    left = tl.load(remaining + row) - count
-    ended = running & ((first <= accepted) | (left == 0))
-    newest = tl.sum(tl.where(column == count - 1, token, 0), 0)
-    tl.store(last + row, newest, mask=count > 0)
-    tl.store(lengths + row, length + count)
-    tl.store(remaining + row, left)
-    tl.store(active + row, running & (ended == 0))
+    commit(
+        last,
+        lengths,
+        remaining,
+        active,
+        history,
+        history_stride,
+        eos,
+        result,
+        row,
+        column,
+        token,
+        accepted,
+        WIDTH,
+        EOS,
+    )
     tl.store(deepest + row, accepted)
     wrong = tl.load(bad + row * bad_stride[0] + column * bad_stride[1], mask=there, other=0) != 0
     spoilt = tl.max((wrong & (column < tl.load(q_lens + row))).to(tl.int64), 0)
     out = result + row * (5 + WIDTH)
-    tl.store(out, count)
-    tl.store(out + 1, tl.minimum(accepted, count))
     tl.store(out + 2, drafted)
-    tl.store(out + 3, ended.to(tl.int64))
     tl.store(out + 4, spoilt)
-    tl.store(out + 5 + column, token, mask=there)

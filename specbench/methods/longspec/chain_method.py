@@ -33,9 +33,9 @@ class LongSpecChain(LongSpec):
         return self.parameters.gamma
 
     @property
-    def fed(self) -> int:
+    def widths(self) -> tuple[int, ...]:
         """All drafts but the last."""
-        return max(self.gamma - 1, 0)
+        return (1,) * max(self.gamma, 1)
 
     def draft(self, batch: Batch) -> Draft | None:
         """Gamma tokens, one forward of the block each."""
@@ -48,9 +48,16 @@ class LongSpecChain(LongSpec):
         for step in range(self.gamma):
             # every draft up to itself
             before = torch.ones(1, step, dtype=torch.bool, device=self.engine.device)
-            logits = self.score(batch, step, token[:, None], before)
-            token, q = self.engine.pick(logits[:, 0], step)
+            token, q = self._pick(batch, step, token[:, None], before)
             tokens.append(token)
             if q is not None:
                 probs.append(q)
         return Draft(torch.stack(tokens, 1), torch.stack(probs, 1) if probs else None)
+
+    def _pick(
+        self, batch: Batch, step: int, token: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The next draft `[R]`, and the distribution that it is from where that is random."""
+        if self.engine.sampling.greedy and self.levels is not None:
+            return self.engine.compute.first(self.hidden(batch, step, token, before)[:, 0]), None
+        return self.engine.pick(self.score(batch, step, token, before)[:, 0], step)

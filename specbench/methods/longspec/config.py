@@ -139,5 +139,8 @@ class DraftConfig:
 
         Neither depends on the context's length.
         """
+        from specbench.methods.longspec.ring import ring_size
+
         entry = 2 * self.num_kv_heads * self.head_dim
-        return (self.parameter_count() + rows * (self.window + drafts) * entry) * dtype.itemsize
+        size = ring_size(self.window, drafts)
+        return (self.parameter_count() + rows * size * entry) * dtype.itemsize

@@ -11,6 +11,7 @@ from torch import Tensor
 from specbench.config import RunConfig
 from specbench.engine.batch import Batch
 from specbench.errors import UsageError
+from specbench.kernels.ring_attention.reference import ring_attention
 from specbench.methods.base import Capabilities, EngineMethod, Method, Parameters
 from specbench.methods.longspec.block import DraftBlock, rotation
 from specbench.methods.longspec.config import DraftConfig
@@ -21,6 +22,7 @@ from specbench.methods.longspec.weights import checksum, load, read_config
 if TYPE_CHECKING:
     from specbench.engine.engine import Engine
     from specbench.engine.model_config import ModelConfig
+    from specbench.methods.longspec.levels import Levels
 
 
 class LongSpecParameters(Parameters):
@@ -86,8 +88,13 @@ class LongSpec(EngineMethod):
 
     @property
     @abstractmethod
+    def widths(self) -> tuple[int, ...]:
+        """Tokens of a row that are fed to the block at each depth, 1 at depth 0."""
+
+    @property
     def fed(self) -> int:
         """Drafts of an iteration that are fed to the block, whose KV needs room beside the ring."""
+        return sum(self.widths[1:])
 
     def memory_bytes(
         self, model: "ModelConfig", rows: int, max_len: int, dtype: torch.dtype
@@ -117,8 +124,20 @@ class LongSpec(EngineMethod):
             engine.dtype,
             engine.device,
         )
+        self.levels = self._fused(engine)
         self.reach = torch.arange(-self.gamma, 1, device=engine.device)
         self.window_reach = torch.arange(1 - config.window, 1, device=engine.device)
+
+    def _fused(self, engine: "Engine") -> "Levels | None":
+        """The block on the engine's kernels, where it has them."""
+        if not engine.compute.fused:
+            return None
+        from specbench.engine.triton_compute import TritonCompute
+        from specbench.methods.longspec.levels import Levels
+
+        assert isinstance(engine.compute, TritonCompute)
+        drafting = self.gamma, self.widths, engine.scale
+        return Levels(self.block, engine.compute, self.ring, *drafting)
 
     def load_block(self, engine: "Engine") -> DraftBlock:
         """The draft for the engine's model, in its dtype and on its device."""
@@ -172,22 +191,29 @@ class LongSpec(EngineMethod):
         Tensor
             `[R, n, V]`.
         """
+        return self.engine.compute.logits(self.hidden(batch, depth, tokens, drafted))
+
+    def hidden(self, batch: Batch, depth: int, tokens: Tensor, drafted: Tensor) -> Tensor:
+        """What the LM head makes logits of, `[R, n, hidden]`; see `score`."""
+        if self.levels is not None:
+            return self.levels.hidden(batch, depth, tokens, drafted)
         engine, ring = self.engine, self.ring
         positions = (batch.lengths[:, None] + depth).expand_as(tokens)
-        committed = ring.visible(batch.lengths, depth)
+        seen = drafted if drafted.dim() == 3 else drafted[None]
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if depth:
                 ring.draft(drafted.shape[-1] - tokens.shape[1], k, v)
-            return ring.attend(q, committed, drafted, engine.scale)
+            place = batch.lengths, depth, seen, ring.window, engine.scale
+            return ring_attention(q, ring.keys, ring.values, *place)
 
-        x = self.block(
+        found: Tensor = self.block(
             F.embedding(tokens, engine.model.embed),
             rotation(engine.model, positions),
             attend,
             lambda q: self._attend_target(batch, q),
         )
-        return engine.compute.logits(x)
+        return found
 
     def _attend_target(self, batch: Batch, q: Tensor) -> Tensor:
         """Cross-attention of `[R, n, H, D]` over all that the target's last layer holds of a row.
@@ -208,7 +234,13 @@ class LongSpec(EngineMethod):
         return out[:, 0].unflatten(1, (groups, count, -1)).transpose(1, 2).flatten(2, 3)
 
     def catch_up(self, batch: Batch) -> None:
-        """Put into the ring what the last iteration committed, at most gamma + 1 tokens."""
+        """Put into the ring what the last iteration committed, at most gamma + 1 tokens.
+
+        On the engine's kernels they join it in the forward at depth 0, which must come next.
+        """
+        if self.levels is not None:
+            self.levels.begin(batch)
+            return
         positions = batch.lengths[:, None] + self.reach
         tokens = batch.history.gather(1, positions.clamp(min=0))
         self.ring.commit(positions, *self._keys_values(tokens, positions))

@@ -1,8 +1,15 @@
 """The draft's own keys and values: a ring of the last tokens, and room for drafts behind it."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from specbench.engine.kv_cache import PAGE_SIZE
+from specbench.kernels.ring_attention.reference import visible
+
+
+def ring_size(window: int, drafts: int) -> int:
+    """Entries of a row: whole pages, so that what writes pages of a cache can write them."""
+    return -(-(window + drafts) // PAGE_SIZE) * PAGE_SIZE
 
 
 class Ring:
@@ -21,7 +28,7 @@ class Ring:
     Attributes
     ----------
     keys, values : Tensor
-        `[R, window + drafts, Hkv, D]`.
+        `[R, S, Hkv, D]` with S of `ring_size`.
     """
 
     def __init__(
@@ -34,12 +41,21 @@ class Ring:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        shape = rows, window + drafts, kv_heads, dim
+        shape = rows, ring_size(window, drafts), kv_heads, dim
         self.window = window
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self._rows = torch.arange(rows, device=device)[:, None]
-        self._index = torch.arange(window, device=device)
+
+    @property
+    def pages(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as pages of a cache, in which a row's entries begin at `start`."""
+        keys, values = (x.view(-1, PAGE_SIZE, *x.shape[2:]) for x in (self.keys, self.values))
+        return keys, values
+
+    def start(self, row: Tensor) -> Tensor:
+        """The slot of entry 0 of rows."""
+        return row * self.keys.shape[1]
 
     def commit(self, positions: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store committed tokens; a negative position stores what nothing ever reads.
@@ -68,7 +84,7 @@ class Ring:
         self.values[:, start : start + keys.shape[1]] = values
 
     def visible(self, last: Tensor, depth: int) -> Tensor:
-        """Which committed entries a query sees that stands `depth` tokens after the last of them.
+        """Which committed entries, bool `[R, window]`, a query sees that stands `depth` tokens on.
 
         Parameters
         ----------
@@ -76,43 +92,5 @@ class Ring:
             int64 `[R]`, position of the last committed token.
         depth : int
             Less than `window`.
-
-        Returns
-        -------
-        Tensor
-            bool `[R, window]`: the entries of the last `window` positions, the query's included.
         """
-        held = last[:, None] - (last[:, None] - self._index) % self.window
-        return (held >= 0) & (held > last[:, None] + depth - self.window)
-
-    def attend(self, q: Tensor, committed: Tensor, drafted: Tensor, scale: float) -> Tensor:
-        """Attention of queries over what they see.
-
-        Parameters
-        ----------
-        q : Tensor
-            `[R, n, H, D]`.
-        committed : Tensor
-            bool `[R, window]`, from `visible`; the same for all queries.
-        drafted : Tensor
-            bool `[n, m]` or `[R, n, m]`, which of the first m drafts each query sees.
-        scale : float
-
-        Returns
-        -------
-        Tensor
-            `[R, n, H, D]`.
-        """
-        rows, count = q.shape[:2]
-        size = self.window + drafted.shape[-1]
-        drafted = drafted.expand(rows, count, -1)
-        mask = torch.cat([committed[:, None].expand(-1, count, -1), drafted], -1)
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            self.keys[:, :size].transpose(1, 2),
-            self.values[:, :size].transpose(1, 2),
-            attn_mask=mask[:, None],
-            scale=scale,
-            enable_gqa=True,
-        )
-        return out.transpose(1, 2)
+        return visible(last, depth, self.window)

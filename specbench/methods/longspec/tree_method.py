@@ -10,9 +10,10 @@ from specbench.config import RunConfig
 from specbench.engine.batch import Batch
 from specbench.engine.sampling import Sampling
 from specbench.errors import UsageError
+from specbench.kernels.tree_growth.reference import GrownTree
 from specbench.methods.base import Capabilities, TreeDraft, Tunable
 from specbench.methods.longspec.method import LongSpec, LongSpecParameters
-from specbench.methods.longspec.tree import Tree, grow
+from specbench.methods.longspec.tree import grow
 
 if TYPE_CHECKING:
     from specbench.engine.model_config import ModelConfig
@@ -94,9 +95,9 @@ class LongSpecTree(LongSpec):
         return sum(self.shape)
 
     @property
-    def fed(self) -> int:
+    def widths(self) -> tuple[int, ...]:
         """The nodes of all levels but the last."""
-        return sum(self.shape[:-1])
+        return 1, *self.shape[:-1]
 
     def report(self) -> dict[str, Any]:
         """The settings, gamma and the number of nodes among them, and the weights' checksum."""
@@ -126,7 +127,7 @@ class LongSpecTree(LongSpec):
         tree = self.grow(batch)
         return TreeDraft(tree.tokens, tree.parents)
 
-    def grow(self, batch: Batch) -> Tree:
+    def grow(self, batch: Batch) -> GrownTree:
         """The tree after the last committed tokens, which the rings must hold."""
         none = torch.empty(1, 0, dtype=torch.bool, device=self.engine.device)
 
@@ -135,7 +136,8 @@ class LongSpecTree(LongSpec):
                 tokens, paths = batch.tokens[:, None], none
             return self._scores(self.score(batch, level, tokens, paths), self.engine.sampling)
 
-        return grow(self.shape, score)
+        compute = self.engine.compute
+        return grow(self.shape, score, compute.top_tokens, compute.add_level)
 
     def _scores(self, logits: Tensor, sampling: Sampling) -> Tensor:
         """Logits of the distribution that the target's is like."""

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specbench.methods.longspec.tree import Tree, best_children, grow
+from specbench.kernels.tree_growth.reference import GrownTree, add_level, top_tokens
+from specbench.methods.longspec.tree import grow
 from tests.support.capture import no_host_decisions
 
 
@@ -18,7 +19,7 @@ def table(seed: int, rows: int, vocab: int) -> Tensor:
     return torch.randn(rows, vocab + 1, vocab, generator=generator, dtype=torch.float64) * 2
 
 
-def tree_of(logits: Tensor, shape: tuple[int, ...]) -> Tree:
+def tree_of(logits: Tensor, shape: tuple[int, ...]) -> GrownTree:
     """The tree of a draft whose logits depend on the last token alone."""
 
     def score(level: int, tokens: Tensor | None, paths: Tensor | None) -> Tensor:
@@ -49,7 +50,7 @@ def by_hand(logits: Tensor, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...
     return known
 
 
-def path_of(tree: Tree, row: int, node: int) -> tuple[int, ...]:
+def path_of(tree: GrownTree, row: int, node: int) -> tuple[int, ...]:
     tokens: list[int] = []
     while node >= 0:
         tokens.insert(0, int(tree.tokens[row, node]))
@@ -121,10 +122,13 @@ def test_a_level_sees_the_paths_of_its_parents() -> None:
 
 def test_the_best_of_a_node_may_be_worse_than_all_of_anothers() -> None:
     logits = torch.tensor([[[5.0, 4.0, 3.0], [0.0, 0.0, 0.0]]]).log_softmax(-1)
-    tokens, parents, scores = best_children(logits, torch.tensor([[0.0, -9.0]]), 3)
-    assert tokens.tolist() == [[0, 1, 2]]
-    assert parents.tolist() == [[0, 0, 0]]
-    torch.testing.assert_close(scores, logits[:, 0])
+    tree = GrownTree.empty(1, 5, "cpu")
+    add_level(tree, torch.tensor([[[0.0, -9.0]]]), torch.tensor([[[3, 4]]]), 0, 2)
+    scores, tokens = top_tokens(logits[0], 3)
+    add_level(tree, scores[None], tokens[None], 2, 3)
+    assert tree.tokens.tolist() == [[3, 4, 0, 1, 2]]
+    assert tree.parents.tolist() == [[-1, -1, 0, 0, 0]]
+    torch.testing.assert_close(tree.scores[:, 2:], logits[:, 0])
 
 
 def test_half_types_are_summed_in_float32() -> None:
