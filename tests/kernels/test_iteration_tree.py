@@ -194,6 +194,13 @@ def test_no_more_is_accepted_than_is_allowed(left: int, gamma: int, accepted: in
     assert result[0, :5].tolist() == [accepted + 1, accepted, accepted, left <= accepted + 1, 0]
 
 
+def test_positions_stay_within_the_tables() -> None:
+    # one token is left, so that the last nodes would stand behind all that a request may have
+    case = Case([CHAIN], lengths=[MAX_LEN - 2], left=[1])
+    assert kernels.make_tree(case.batch, case.draft, 4, MAX_LEN).positions.max() == MAX_LEN - 1
+    case.check(4)
+
+
 def test_nodes_that_do_not_count_are_never_reached() -> None:
     case = Case([CHAIN], lengths=[5], left=[9], counts=[2])
     case.agree(0, [0, 1, 2, 3])
@@ -283,9 +290,9 @@ def test_they_compile_for_hopper(tmp_path: Path) -> None:
     for line in done.stdout.splitlines():
         found = json.loads(line)
         assert [kernel["name"] for kernel in found] == [
-            *["_make_tree"] * 2,
-            "_finish_tree",
-            "_move_path",
+            *["build_tree"] * 2,
+            "walk_tree",
+            "move_path",
         ]
         for kernel in found:
             assert kernel["stack"] == 0, kernel["name"]

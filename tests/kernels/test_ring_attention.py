@@ -306,7 +306,7 @@ def test_it_compiles_for_hopper(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     kernels = json.loads(done.stdout)
-    assert [kernel["name"] for kernel in kernels] == ["_ring_attention"] * len(COMPILED)
+    assert [kernel["name"] for kernel in kernels] == ["attend_ring"] * len(COMPILED)
     for kernel in kernels:
         assert kernel["stack"] == 0
         # two of a multiprocessor's 227 KB, in halves
