@@ -1,7 +1,5 @@
 """The kernels of a tree's bookkeeping: its chunk, the walk down it, and the KV of the way."""
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 import triton
 import triton.language as tl
 
