@@ -37,7 +37,8 @@ class RunConfig(BaseModel):
     `--config` takes; the descriptions are the command line's help.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # built when first used: the help needs the fields alone
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     model: str | None = Field(
         None, description="Hub id, Hugging Face folder, .gguf file, or dummy:<config>."

@@ -23,7 +23,8 @@ def _as_in_run(name: str) -> Any:
 class AnalyzeConfig(BaseModel):
     """The options of `specbench analyze vegas`. `None` means: chosen for the machine or dataset."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # built when first used: the help needs the fields alone
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     model: str | None = _as_in_run("model")
     dataset: tuple[str, ...] = Field(

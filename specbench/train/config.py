@@ -20,7 +20,8 @@ FREE = ("output", "resume", "encode_only", "max_minutes", "save_every", "threads
 class TrainConfig(BaseModel):
     """The options of `specbench train longspec`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # built when first used: the help needs the fields alone
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     model: str | None = Field(
         None, description="Target: hub id, Hugging Face folder, .gguf file, or dummy:<config>."
