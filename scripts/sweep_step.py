@@ -45,14 +45,14 @@ HEAD = dict(head.TABLE)
 AHEAD = launch.MOST_AHEAD
 
 
-def make_engine(name: str, batch: int, context: int) -> Engine:
-    """Random weights and random keys and values."""
+def make_engine(name: str, batch: int, context: int, spare: int = 0) -> Engine:
+    """Random weights and random keys and values; `spare` entries a row for trees of drafts."""
     name, _, layers = name.partition("/")
     config = from_hf(SHAPES[name], name)
     config = replace(config, num_layers=int(layers or config.num_layers))
     model = Transformer(config, context + 64, torch.bfloat16, "cuda")
     randomise(model, 0)
-    engine = Engine(model, rows=batch, max_len=context + 64, graphs=False)
+    engine = Engine(model, rows=batch, max_len=context + 64, spare=spare, graphs=False)
     engine.cache.keys.normal_()
     engine.cache.values.normal_()
     return engine

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specbench.engine.acceptance import Drawn, accept_tree
+from specbench.engine.acceptance import Drawn, accept_tree, accept_tree_greedy
 from specbench.engine.batch import Batch
 from specbench.engine.chunk import pack
 from specbench.engine.kv_cache import KVCache
@@ -110,24 +110,6 @@ def make_tree(batch: Batch, draft: TreeDraft, gamma: int, max_len: int) -> TreeC
     )
 
 
-def accept_tree_greedy(best: Tensor, tree: Tree, deepest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`accept_tree` at temperature 0, of the arg-max `[R, N + 1]` after the root and each node."""
-    follows = tree.valid & (tree.tokens == best.gather(1, tree.parents))
-    # the root, its own parent, is no child
-    follows[:, 0] = False
-    node = torch.zeros_like(best[:, 0])
-    accepted = torch.zeros_like(node)
-    path = []
-    for _ in range(deepest):
-        # where the walk has ended there is none again
-        child = follows & (tree.parents == node[:, None])
-        found = child.any(1)
-        node = torch.where(found, child.long().argmax(1), node)
-        accepted = accepted + found
-        path.append(node)
-    return accepted, best.gather(1, node[:, None]).squeeze(1), torch.stack(path, 1)
-
-
 def finish_tree_greedy(
     cache: KVCache, batch: Batch, chunk: TreeChunk, best: Tensor, bad: Tensor, gamma: int
 ) -> Tensor:
@@ -148,7 +130,8 @@ def finish_tree_greedy(
     Tensor
         int64 `[R, 5 + gamma + 1]`.
     """
-    return finish_tree(cache, batch, chunk, *accept_tree_greedy(best, chunk, gamma), bad)
+    walked = accept_tree_greedy(best, chunk.tokens, chunk.parents, chunk.valid, gamma)
+    return finish_tree(cache, batch, chunk, *walked, bad)
 
 
 def finish_tree_sampled(

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specbench.engine.acceptance import accept_tree
+from specbench.engine.acceptance import accept_tree, accept_tree_greedy
 from specbench.engine.sampling import Sampling, probabilities
-from specbench.engine.tree import Tree, accept_tree_greedy, build_tree
+from specbench.engine.tree import Tree, build_tree
 from specbench.methods.base import TreeDraft
 
 VOCAB = 4
@@ -69,7 +69,8 @@ def test_greedy_acceptance_is_a_walk_along_the_arg_max(
     assert (path[0, len(way) :] == at).all()
     assert int(following) == best[at]
     # of the arg-max alone
-    chosen = accept_tree_greedy(torch.tensor([best]), tree, deepest)
+    shape = tree.tokens, tree.parents, tree.valid
+    chosen = accept_tree_greedy(torch.tensor([best]), *shape, deepest)
     assert all(map(torch.equal, chosen, (accepted, following, path)))
 
 
