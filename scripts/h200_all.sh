@@ -2,7 +2,7 @@
 # results/h200/all: every method on every dataset, on one machine, in parts that stand alone.
 # usage: scripts/h200_all.sh MODEL_FOLDER DATA_FOLDER OUTPUT_FOLDER STAGE...
 # DATA_FOLDER holds aime25.jsonl, govreport.jsonl and longbench_v2_style.jsonl; DRAFT names LongSpec's
-# weights, without which that method is left out.
+# weights, without which that method is left out, and TREE_SHAPE the drafts of its levels.
 # stages: aime25 (T 0.6, top-p 0.95, top-k 20), codeelo (the built-in sample), govreport,
 # longbench-v2; report (all of them in one)
 # A stage stops after LIMIT seconds (580) and, called again with the same folder, goes on where it was.
@@ -13,7 +13,7 @@ LIMIT=${LIMIT:-580}
 # shellcheck source=scripts/in_parts.sh
 source "$(dirname "${BASH_SOURCE[0]}")/in_parts.sh"
 draft=()
-[[ -z ${DRAFT:-} ]] || draft=(--draft-weights "$DRAFT")
+[[ -z ${DRAFT:-} ]] || draft=(--draft-weights "$DRAFT" ${TREE_SHAPE:+--tree-shape "$TREE_SHAPE"})
 mkdir -p "$out"
 
 bench() { # dataset, its prompts, options

@@ -7,8 +7,10 @@
 #   own, own.chat          what the target writes itself, beside the text (five minutes; again for more)
 #   encode                 the text as tokens
 #   train                  one part of the training; again until it says that all steps are done
-#   ablation.NAME          200 short steps; NAME is all, no-anchor-offset or no-flash-noise
-#   compare                all against no-anchor-offset, at both places of large positions
+#   ablation.NAME          150 short steps, 40 long ones; NAME is all, no-anchor-offset or no-flash-noise
+#   compare                all against no-anchor-offset, at both places of large positions, and the
+#                          steps of the long stage alone
+#   al.NAME                AL of the draft of an ablation at 8 x 8,192
 #   BATCHxCONTEXT[.GAMMA]  trees (TREE_SHAPE), or chains of GAMMA tokens, beside autoregressive decoding
 #                          and vLLM (unless METHODS names others); B and CONTEXT may be lists: B,BxC,C
 set -euo pipefail
@@ -28,7 +30,8 @@ ablate() { # name, options
     mkdir -p "$out/ablation/$1"
     [[ ! -d $out/train/tokens || -d $out/ablation/$1/tokens ]] ||
         cp -r "$out/train/tokens" "$out/ablation/$1/tokens"
-    train "ablation/$1" --short-steps 200 --long-steps 0 --eval-every 10 "${@:2}"
+    train "ablation/$1" --short-steps 150 --short-batch 64 --long-steps 40 --long-batch 4 \
+        --eval-every 10 "${@:2}"
 }
 
 for stage in "$@"; do
@@ -56,6 +59,15 @@ for stage in "$@"; do
             python3 scripts/longspec_ablation.py "$out"/ablation/{all,no-anchor-offset} \
                 --place $place --output "$out/ablation/$place"
         done
+        python3 scripts/longspec_ablation.py "$out"/ablation/{all,no-anchor-offset} \
+            --place long --after 150 --output "$out/ablation/long-stage"
+        ;;
+    al.*)
+        python3 -m specbench run --model "$model" --method longspec \
+            --draft-weights "$out/ablation/${stage#*.}/draft" --no-chat-template \
+            --dataset "file:$out/text/prompts.jsonl" --batch-size 8 --num-prompts 16 \
+            --context-len 8192 --max-new-tokens 256 --repeats 1 --reuse-prompts \
+            --output "$out/ablation/al-${stage#*.}"
         ;;
     *)
         shape=${stage%.*} drafts=(--drafts tree --tree-shape "${TREE_SHAPE:-4,16,16,16,16}")

@@ -6,6 +6,7 @@ python scripts/longspec_ablation.py runs/with runs/without --place long --output
 import argparse
 import csv
 import io
+import math
 from pathlib import Path
 
 from specbench.files import write_atomically
@@ -19,9 +20,14 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("folders", type=Path, nargs=2, metavar="TRAINING")
     parser.add_argument("--place", default="long", choices=("near", "far", "long"))
+    parser.add_argument(
+        "--after", type=int, default=0, help="count from this step on: those of the short stage"
+    )
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(argv)
-    curves = {folder.name: losses(folder, options.place) for folder in options.folders}
+    curves = {
+        folder.name: losses(folder, options.place, options.after) for folder in options.folders
+    }
     ratio = steps_ratio(*curves.values())
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -36,19 +42,23 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{first} reaches the last loss of {second} at the place {options.place} in: {shown}")
 
 
-def losses(folder: Path, place: str) -> list[tuple[int, float]]:
-    """Steps taken and the held-out loss then, the mean over the lags."""
+def losses(folder: Path, place: str, after: int = 0) -> list[tuple[int, float]]:
+    """Steps taken since step `after` and the held-out loss then, the mean over the lags."""
     found: dict[int, list[float]] = {}
     for row in read_curve(folder / "eval.csv"):
         if row["place"] == place:
             found.setdefault(int(row["step"]) + 1, []).append(float(row["loss"]))
     if not found:
         raise SystemExit(f"{folder} has no evaluation at the place {place!r}")
-    return [(step, sum(values) / len(values)) for step, values in found.items()]
+    return [
+        (step - after, sum(values) / len(values)) for step, values in found.items() if step >= after
+    ]
 
 
 def steps_ratio(first: list[tuple[int, float]], second: list[tuple[int, float]]) -> float | None:
-    """Steps of `second` to its lowest loss, over those of `first` to the same; None: never.
+    """Steps of `second` to its lowest loss, over those of `first` to the same.
+
+    None: it never gets there; infinity: it begins there.
 
     Between two evaluations the loss is taken as linear.
     """
@@ -57,7 +67,7 @@ def steps_ratio(first: list[tuple[int, float]], second: list[tuple[int, float]])
     for step, loss in first:
         if loss <= wanted:
             if before is None:
-                return steps / step
+                return steps / step if step else math.inf
             share = (before[1] - wanted) / (before[1] - loss)
             return steps / (before[0] + share * (step - before[0]))
         before = step, loss

@@ -110,6 +110,10 @@ def test_two_trainings_are_compared(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert (tmp_path / "out" / "ablation.png").read_bytes()[:4] == b"\x89PNG"
     assert len((tmp_path / "out" / "ablation.csv").read_text().splitlines()) == 7
+    # since step 10 the second fell by 1, and the first, which began 0.45 lower, was there in 5.5
+    main([*folders, "--after", "10", "--output", str(tmp_path / "out")])
+    assert "long in: 3.64 times fewer" in capsys.readouterr().out
+    assert "with,long,0," in (tmp_path / "out" / "ablation.csv").read_text()
     with pytest.raises(SystemExit, match="no evaluation at the place 'far'"):
         main([*folders, "--place", "far", "--output", str(tmp_path / "out")])
 
