@@ -153,7 +153,6 @@ def test_a_step_compiles_for_hopper(tmp_path: Path) -> None:
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-m", "tests.kernels.test_compile"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

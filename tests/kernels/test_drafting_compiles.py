@@ -131,7 +131,6 @@ def compiled(tmp_path: Path, *what: str) -> str:
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-m", "tests.kernels.test_drafting_compiles", *what]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def printed(call: str, cache: Path) -> Any:
     """What a call returns in a process of its own: this one may have Triton's interpreter."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    environment |= {"TRITON_CACHE_DIR": str(cache)}
     done = subprocess.run(
         [sys.executable, "-c", f"from tests.support.hopper import *; print({call})"],
         capture_output=True,

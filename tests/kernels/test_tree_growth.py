@@ -321,7 +321,6 @@ def test_they_compile_for_hopper_and_spill_nothing(tmp_path: Path) -> None:
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-m", "tests.kernels.test_tree_growth"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
