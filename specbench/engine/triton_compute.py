@@ -136,7 +136,9 @@ class TritonCompute(TritonDrafting):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Compute`; in the model's type, which the sampling kernels take as it is."""
-        return F.linear(hidden, self.model.head)
+        # rows that are apart in memory would be a product of the whole head each
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        return F.linear(rows, self.model.head).unflatten(0, hidden.shape[:-1])
 
     def top_tokens(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """See `Compute`; two launches."""
