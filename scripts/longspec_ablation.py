@@ -14,7 +14,7 @@ from specbench.train.curves import read_curve
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Write `ablation.csv` and `ablation.png`, and print the ratio."""
+    """Write `ablation.csv`, `ablation.png` and `ratio.csv`, and print the ratio."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -29,15 +29,23 @@ def main(argv: list[str] | None = None) -> None:
         folder.name: losses(folder, options.place, options.after) for folder in options.folders
     }
     ratio = steps_ratio(*curves.values())
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("training", "place", "step", "loss"))
-    for name, curve in curves.items():
-        writer.writerows((name, options.place, step, f"{loss:.6g}") for step, loss in curve)
     options.output.mkdir(parents=True, exist_ok=True)
-    write_atomically(options.output / "ablation.csv", text.getvalue().encode())
-    write_atomically(options.output / "ablation.png", draw(curves, options.place))
+    points = [
+        (name, options.place, step, f"{loss:.6g}")
+        for name, curve in curves.items()
+        for step, loss in curve
+    ]
     first, second = curves
+    found = first, second, options.place, options.after, "" if ratio is None else f"{ratio:.4g}"
+    tables: dict[str, list[tuple[object, ...]]] = {
+        "ablation": [("training", "place", "step", "loss"), *points],
+        "ratio": [("training", "over", "place", "after", "steps_ratio"), found],
+    }
+    for name, rows in tables.items():
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        write_atomically(options.output / f"{name}.csv", text.getvalue().encode())
+    write_atomically(options.output / "ablation.png", draw(curves, options.place))
     shown = "never" if ratio is None else f"{ratio:.2f} times fewer steps"
     print(f"{first} reaches the last loss of {second} at the place {options.place} in: {shown}")
 

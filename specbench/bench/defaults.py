@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from specbench.engine.model_config import ModelConfig
 
 CPU_CONTEXT, CPU_NEW_TOKENS, CPU_PROMPTS, CPU_BATCH = 1024, 32, 2, 1
+# the paper's 68 nodes beside a token cost a CPU ten of its steps
+CPU_TREE = (4, 4, 4)
 CUDA_CONTEXT, CUDA_PROMPTS = 100_000, 64
 CUDA_PREFILL_CHUNK = 4096
 YARN = "yarn:4"
@@ -22,8 +24,8 @@ def resolve_machine(config: RunConfig) -> tuple[RunConfig, list[str]]:
     Returns
     -------
     config : RunConfig
-        With device, model, dtype, source, number of prompts and (on the CPU) batch size and Vegas's
-        normaliser set.
+        With device, model, dtype, source, number of prompts and (on the CPU) batch size, Vegas's
+        normaliser and LongSpec's tree set.
     choices : list of str
         A line for each choice that the user did not make.
 
@@ -53,6 +55,8 @@ def resolve_machine(config: RunConfig) -> tuple[RunConfig, list[str]]:
         if {"vegas", "all"} & set(config.method):
             # their own sums would cost a GPU a second pass over the keys; here they are known
             chosen["normaliser"] = "exact"
+        if _drafts_trees(config, config.model or chosen["model"]):
+            chosen["tree_shape"] = CPU_TREE
     if not all(name.startswith("file:") for name in config.dataset):
         chosen["source"] = "hub" if cuda else "sample"
     choices = []
@@ -65,8 +69,17 @@ def resolve_machine(config: RunConfig) -> tuple[RunConfig, list[str]]:
         if getattr(config, name) is None or name == "prefill_chunk":
             updates[name] = value
             if name != "device":
-                choices.append(f"{name.replace('_', '-')} {value}: the default {why}")
+                shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
+                choices.append(f"{name.replace('_', '-')} {shown}: the default {why}")
     return config.model_copy(update=updates), choices
+
+
+def _drafts_trees(config: RunConfig, model: str) -> bool:
+    """Whether LongSpec's trees are an arm."""
+    from specbench.methods.longspec.method import LongSpec
+
+    in_all = "all" in config.method and LongSpec.in_all(config.model_copy(update={"model": model}))
+    return config.drafts != "chain" and (in_all or LongSpec.name in config.method)
 
 
 def context_limit(

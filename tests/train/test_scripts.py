@@ -114,6 +114,8 @@ def test_two_trainings_are_compared(tmp_path: Path, capsys: pytest.CaptureFixtur
     main([*folders, "--after", "10", "--output", str(tmp_path / "out")])
     assert "long in: 3.64 times fewer" in capsys.readouterr().out
     assert "with,long,0," in (tmp_path / "out" / "ablation.csv").read_text()
+    ratio = (tmp_path / "out" / "ratio.csv").read_text()
+    assert ratio.endswith("steps_ratio\nwith,without,long,10,3.636\n")
     with pytest.raises(SystemExit, match="no evaluation at the place 'far'"):
         main([*folders, "--place", "far", "--output", str(tmp_path / "out")])
 
