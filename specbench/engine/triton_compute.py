@@ -25,7 +25,7 @@ from specbench.kernels.flash_attention import Peer
 from specbench.kernels.head import sample
 from specbench.kernels.head.accept import accept_sampled
 from specbench.kernels.head.triton import head_argmax
-from specbench.kernels.iteration.tree import finish_tree_greedy, make_tree
+from specbench.kernels.iteration.tree import finish_tree_greedy, finish_tree_sampled, make_tree
 from specbench.kernels.iteration.triton import draft_steps, finish_greedy, make_chunk
 from specbench.kernels.iteration.voters import sums_of_voters
 from specbench.kernels.launch import Scratch
@@ -212,6 +212,12 @@ class TritonCompute(TritonDrafting):
     ) -> Tensor:
         """See `Compute`; two launches in place of a hundred and more."""
         return finish_tree_greedy(self.cache, batch, chunk, best, bad, gamma)
+
+    def finish_tree_sampled(
+        self, batch: Batch, chunk: TreeChunk, logits: Tensor, sampling: Sampling, gamma: int
+    ) -> Tensor:
+        """See `Compute`; as many launches as at temperature 0, and those of a draw."""
+        return finish_tree_sampled(self.cache, batch, chunk, logits, sampling, gamma)
 
     def _stream(self, tokens: Tensor, positions: Tensor, attention: Cached) -> Stream:
         """The residual stream after the last layer."""

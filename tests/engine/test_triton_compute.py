@@ -176,10 +176,12 @@ def test_one_fused_product_among_others(only: str) -> None:
 
 
 @SLOW
-def test_sampled_outputs() -> None:
+@pytest.mark.parametrize("name", ["vegas", "longspec", "specextend, in trees"])
+def test_sampled_outputs(name: str) -> None:
     sampling = Sampling(0.8, 0.95, 20, seed=7)
-    expected = tokens("sdpa", vegas(), sampling)
-    assert tokens("triton", vegas(), sampling) == expected
+    method = METHODS.get(name) or vegas()
+    expected = tokens("sdpa", method, sampling)
+    assert tokens("triton", method, sampling) == expected
 
 
 @pytest.mark.parametrize("drafted", ["at random", "for sure", "not at all"])

@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 from specbench.engine import tree as reference
 from specbench.engine.batch import Batch
 from specbench.engine.kv_cache import KVCache
+from specbench.engine.sampling import Sampling, sample
 from specbench.kernels.iteration import tree as kernels
 from specbench.methods.base import TreeDraft
 from tests.support.buffers import DEVICE, poison_empty
@@ -66,13 +67,14 @@ class Case:
         self.draft = TreeDraft(tokens, torch.tensor(parents, device=DEVICE), counted)
         self.best = self.few(random, rows, nodes + 1).to(DEVICE)
         self.bad = torch.rand(rows, nodes + 1, generator=random).to(DEVICE) < 0.1
+        self.logits = torch.randn(rows, nodes + 1, VOCAB, generator=random).to(DEVICE)
 
     @staticmethod
     def few(random: torch.Generator, *shape: int) -> Tensor:
         """Few different tokens, so that drafts are right now and then."""
         return torch.randint(VOCAB, shape, generator=random)
 
-    def check(self, gamma: int) -> Tensor:
+    def check(self, gamma: int, sampling: Sampling | None = None) -> Tensor:
         """Both implementations: the same chunks, results, batches and caches; the result."""
         theirs, kv = deepcopy(self.batch), deepcopy(self.cache)
         expected = reference.make_tree(theirs, self.draft, gamma, MAX_LEN)
@@ -80,9 +82,15 @@ class Case:
         for name, value in vars(expected).items():
             assert getattr(found, name).dtype == value.dtype, name
             assert torch.equal(getattr(found, name), value), name
-        wanted = reference.finish_tree_greedy(kv, theirs, expected, self.best, self.bad, gamma)
-        judged = self.cache, self.batch, found, self.best, self.bad
-        result = kernels.finish_tree_greedy(*judged, gamma)
+        if sampling is None:
+            wanted = reference.finish_tree_greedy(kv, theirs, expected, self.best, self.bad, gamma)
+            judged = self.cache, self.batch, found, self.best, self.bad
+            result = kernels.finish_tree_greedy(*judged, gamma)
+        else:
+            one_by_one = self.logits, sampling, gamma, sample
+            wanted = reference.finish_tree_sampled(kv, theirs, expected, *one_by_one)
+            at_once = self.logits, sampling, gamma
+            result = kernels.finish_tree_sampled(self.cache, self.batch, found, *at_once)
         assert torch.equal(result, wanted)
         for name in STATE:
             assert torch.equal(getattr(self.batch, name), getattr(theirs, name)), name
@@ -143,6 +151,45 @@ def test_is_what_torch_does(data: st.DataObject) -> None:
                 path.insert(0, line[path[0]])
             case.agree(row, path)
     case.check(gamma)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_sampled_trees_are_what_draws_one_after_the_other_give(data: st.DataObject) -> None:
+    rows, nodes = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))
+    parents = [[data.draw(st.integers(-1, i - 1)) for i in range(nodes)] for _ in range(rows)]
+    case = Case(parents, lengths=[9, 20, 5][:rows], left=[8, 3, 0][:rows], seed=nodes, num_layers=1)
+    sampling = Sampling(
+        data.draw(st.sampled_from([0.5, 1.0])),
+        data.draw(st.sampled_from([0.7, 1.0])),
+        data.draw(st.sampled_from([0, 2])),
+        seed=data.draw(st.integers(0, 999)),
+    )
+    case.check(data.draw(st.integers(1, 4)), sampling)
+
+
+def test_no_draw_holds_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def counted(logits: Tensor, *rest: object) -> tuple[Tensor, Tensor, Tensor]:
+        drawn.append(len(logits))
+        return by_kernel(logits, *rest)  # type: ignore[arg-type]
+
+    by_kernel = kernels.sample
+    monkeypatch.setattr(kernels, "sample", counted)
+    monkeypatch.setattr(kernels, "_DRAWN", 4 * VOCAB + 1)
+    case = Case([[-1, 0, 1, -1], [-1, -1, 0, 0]], lengths=[9, 4], left=[8, 8], num_layers=1)
+    case.check(3, Sampling(1.0, seed=3))
+    assert drawn == [4, 4, 2]
+
+
+@pytest.mark.parametrize(("node", "wrong"), [(0, True), (2, True), (3, False)])
+def test_logits_that_are_no_numbers_count_where_they_may_be_reached(node: int, wrong: bool) -> None:
+    case = Case([CHAIN], lengths=[9], left=[8], counts=[2], num_layers=1)
+    case.logits[0, node, 1] = float("nan")
+    chunk = kernels.make_tree(case.batch, case.draft, 4, MAX_LEN)
+    state = case.cache, case.batch, chunk, case.logits
+    assert bool(kernels.finish_tree_sampled(*state, Sampling(1.0), 4)[0, 4]) == wrong
 
 
 CHAIN = [-1, 0, 1, 2]

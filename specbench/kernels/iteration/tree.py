@@ -6,7 +6,11 @@ from torch import Tensor
 
 from specbench.engine.batch import Batch
 from specbench.engine.kv_cache import PAGE_SIZE, KVCache
+from specbench.engine.random import Purpose
+from specbench.engine.sampling import Sampling
 from specbench.engine.tree import TreeChunk
+from specbench.kernels.head.sample import sample
+from specbench.kernels.head.uniform import uniform
 from specbench.kernels.iteration.tree_device import build_tree, move_path, walk_tree
 from specbench.kernels.launch import dependent
 from specbench.methods.base import TreeDraft
@@ -15,6 +19,8 @@ from specbench.methods.base import TreeDraft
 MAX_COLUMNS = 128
 # elements that a program moves at once, of keys and as many of values
 _MOVED = 4096
+# probabilities, 256 MiB of them, that one draw may hold
+_DRAWN = 2**26
 
 
 def make_tree(batch: Batch, draft: TreeDraft, gamma: int, max_len: int) -> TreeChunk:
@@ -141,3 +147,25 @@ def finish_tree_greedy(
         **dependent(True, device),
     )
     return result
+
+
+def finish_tree_sampled(
+    cache: KVCache, batch: Batch, chunk: TreeChunk, logits: Tensor, sampling: Sampling, gamma: int
+) -> Tensor:
+    """As `engine.tree.finish_tree_sampled`: tokens are drawn after all nodes, then it is greedy.
+
+    The number of a draw is that of its position, whichever node stands there, so that the nodes of
+    the way down have the tokens that a walk would draw one after the other.
+    """
+    rows, width, vocab = logits.shape
+    start = batch.lengths[:, None] + chunk.depth
+    u = uniform(sampling.seed, batch.request[:, None], start, 0, Purpose.TARGET).flatten()
+    flat = logits.flatten(0, 1)
+    best = torch.empty(rows * width, dtype=torch.int64, device=logits.device)
+    bad = torch.empty(rows * width, dtype=torch.bool, device=logits.device)
+    step = max(1, _DRAWN // vocab)
+    for begin in range(0, rows * width, step):
+        part = slice(begin, begin + step)
+        best[part], _, bad[part] = sample(flat[part], sampling, u[part])
+    tokens, wrong = best.view(rows, width), bad.view(rows, width)
+    return finish_tree_greedy(cache, batch, chunk, tokens, wrong, gamma)
