@@ -28,11 +28,12 @@ def pytest_configure() -> None:
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
     if importlib.util.find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1":
-        from tests.support.interpreter import mend_bfloat16, mend_calls, mend_loops
+        from tests.support.interpreter import mend_bfloat16, mend_calls, mend_loops, mend_types
 
         mend_bfloat16()
         mend_calls()
         mend_loops()
+        mend_types()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,10 +1,14 @@
 """Triton's interpreter, mended: bfloat16 as hardware has it, loaded loop bounds, cheap calls."""
 
+from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language import core
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -58,8 +62,9 @@ def mend_calls() -> None:
 
     The interpreter of Triton 3.6 spends a quarter of a launch on it.
     """
-    launch, patch = interpreter.GridExecutor.__call__, interpreter._patch_lang
+    launch, patch_all = interpreter.GridExecutor.__call__, interpreter._patch_lang
     patched: set[Any] = set()
+    patches: dict[Any, list[tuple[Any, str, Any]]] = {}
 
     def first(self: Any, *args: Any, **kwargs: Any) -> Any:
         patched.clear()
@@ -68,6 +73,17 @@ def mend_calls() -> None:
     @cache
     def languages(fn: Any) -> frozenset[Any]:
         return frozenset(x for x in fn.__globals__.values() if x is tl or x is tl.core)
+
+    def patch(fn: Any) -> Any:
+        found = languages(fn)
+        if found not in patches:
+            scope = patch_all(fn)
+            patches[found] = [(x, name, getattr(x, name)) for x, name, _ in scope._changes]
+            return scope
+        scope = interpreter._LangPatchScope()
+        for x, name, value in patches[found]:
+            scope.set_attr(x, name, value)
+        return scope
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not patched.issuperset(languages(self.fn)):
@@ -78,8 +94,111 @@ def mend_calls() -> None:
         except Exception as error:
             raise interpreter.InterpreterError(repr(error)) from error
 
+    interpreter._patch_lang = patch
     interpreter.GridExecutor.__call__ = first
     interpreter.InterpretedFunction.__call__ = call
+
+
+def mend_types() -> None:
+    """Describe each type of block once, and leave out what has no effect: half of a launch.
+
+    The interpreter of Triton 3.6 builds the shape and the name of every result anew, and looks
+    for integers that overflow in each sum and product, whose verdict it drops unless it debugs.
+    """
+    builder = interpreter.interpreter_builder
+    if not builder.options.debug:
+        builder.options = replace(builder.options, sanitize_overflow=False)
+    find_type, unwrap = interpreter._get_np_dtype, core._unwrap_if_constexpr
+    types: dict[str, Any] = {}
+
+    def numpy_type(of: Any) -> Any:
+        if of.name not in types:
+            types[of.name] = find_type(of)
+        return types[of.name]
+
+    def value_of(x: Any) -> Any:
+        kind = x.__class__
+        if kind is core.constexpr:
+            return x.value
+        return x if kind is int or kind is core.tensor else unwrap(x)
+
+    def same(self: Any, other: Any) -> bool:
+        if self is other:
+            return True
+        other = value_of(other)
+        return isinstance(other, core.dtype) and self.name == other.name
+
+    interpreter._get_np_dtype = numpy_type
+    core._unwrap_if_constexpr = value_of
+    core.dtype.__eq__ = same
+    _mend_blocks()
+    _mend_operands()
+
+
+def _mend_blocks() -> None:
+    describe = core.block_type.__init__
+    blocks: dict[Any, Any] = {}
+    constants: dict[Any, Any] = {}
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([x.value if x.__class__ is core.constexpr else x for x in shape])
+        key = element_ty.name, sizes
+        known = blocks.get(key) if set(map(type, sizes)) == {int} else None
+        if known is None:
+            describe(self, element_ty, shape)
+            self.sizes = sizes
+            blocks[key] = self
+        else:
+            self.__dict__.update(known.__dict__)
+            self.element_ty = element_ty
+
+    def with_element_ty(self: Any, scalar_ty: Any) -> Any:
+        known = None if scalar_ty.is_ptr() else blocks.get((scalar_ty.name, self.sizes))
+        return core.block_type(scalar_ty, self.shape) if known is None else known
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        sizes = type.sizes if type.is_block() else ()
+        if sizes not in constants:
+            shape = core.tuple([core.constexpr(x) for x in sizes])
+            constants[sizes] = shape, core.constexpr(prod(sizes))
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = constants[sizes]
+
+    core.block_type.__init__ = block_type
+    core.block_type.with_element_ty = with_element_ty
+    core.tensor.__init__ = tensor
+
+
+def _mend_operands() -> None:
+    semantic = TritonSemantic
+    check, promote = semantic.binary_op_type_checking_impl, semantic.computation_type_impl
+    broadcast = semantic.broadcast_impl_value
+    promoted: dict[Any, Any] = {}
+
+    def alike(lhs: Any, rhs: Any) -> bool:
+        left, right = lhs.type, rhs.type
+        return left.is_block() and right.is_block() and left.sizes == right.sizes
+
+    def together(self: Any, lhs: Any, rhs: Any) -> Any:
+        return (lhs, rhs) if alike(lhs, rhs) else broadcast(self, lhs, rhs)
+
+    def checked(self: Any, lhs: Any, rhs: Any, *rules: bool, **others: bool) -> Any:
+        # division alone widens operands of one type
+        if len(rules) < 3 and not others and lhs.__class__ is rhs.__class__ is core.tensor:
+            scalar = lhs.dtype
+            if scalar.name == rhs.dtype.name and not scalar.is_ptr() and alike(lhs, rhs):
+                return lhs, rhs
+        return check(self, lhs, rhs, *rules, **others)
+
+    def promoted_type(self: Any, a: Any, a_scalar: bool, b: Any, *others: bool) -> Any:
+        key = a.name, a_scalar, b.name, *others
+        if key not in promoted:
+            promoted[key] = promote(self, a, a_scalar, b, *others)
+        return promoted[key]
+
+    semantic.binary_op_type_checking_impl = checked
+    semantic.computation_type_impl = promoted_type
+    semantic.broadcast_impl_value = together
 
 
 def _widen(bits: Any) -> Any:
