@@ -157,12 +157,14 @@ def check_engine(
         while any(len(tokens) < 2 for tokens in committed):
             for tokens, new in zip(committed, tool.step().tokens, strict=True):
                 tokens += new
+            # a request with two tokens is done
+            batch.active &= torch.tensor([len(tokens) < 2 for tokens in committed])
         samples += [a * VOCAB + b for a, b, *_ in committed]
     truth = truth_of(model, prompt + list(first), 2)
     assert total_variation(torch.tensor(samples), truth) < bound(VOCAB**2, len(samples))
 
 
-@pytest.mark.parametrize("gamma", range(1, 7))
+@pytest.mark.parametrize("gamma", [1, 3, 6])
 def test_vegas_commits_the_targets_distribution(gamma: int) -> None:
     check_engine(gamma)
 
@@ -295,8 +297,7 @@ def test_each_mutant_is_caught(
     check: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """lattice#243."""
-    check()
+    """lattice#243; without its mutant each check is a test above."""
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
         check()
