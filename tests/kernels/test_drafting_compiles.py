@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,43 +115,43 @@ def draft_steps() -> list[dict[str, int | float]]:
 
 
 def main() -> None:
-    """Compile, and write what the assembler says of each kernel."""
+    """Compile, and write what the assembler says of each kernel and of each draft step."""
     from tests.support.sm90 import compile_only
 
-    if sys.argv[1:]:
-        sys.stdout.write(json.dumps(draft_steps()))
-        return
-    for model in MODELS:
-        kernels = [asdict(kernel) for kernel in compile_only(partial(calls, *model))]
-        sys.stdout.write(json.dumps(kernels) + "\n")
+    found = [asdict(kernel) for model in MODELS for kernel in compile_only(partial(calls, *model))]
+    sys.stdout.write(json.dumps([found, draft_steps()]))
 
 
-def compiled(tmp_path: Path, *what: str) -> str:
-    """What `main` writes in a process that does not interpret."""
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Any]]:
+    """What `main` writes in a process that does not interpret: kernels, and draft steps."""
     pytest.importorskip("triton")
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(tmp_path),
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
     }
-    command = [sys.executable, "-m", "tests.kernels.test_drafting_compiles", *what]
+    command = [sys.executable, "-m", "tests.kernels.test_drafting_compiles"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    kernels, steps = json.loads(done.stdout)
+    return kernels, steps
 
 
-def test_the_programs_of_a_draft_step_are_in_memory_together(tmp_path: Path) -> None:
+def test_the_programs_of_a_draft_step_are_in_memory_together(
+    compiled: tuple[list[Any], list[Any]],
+) -> None:
     """With the log-sum-exps it took 180 registers, of a list's programs a third came in a second
     wave, and a draft step of 16 x 20,000 was 0.03 ms longer than without.
     """
-    steps = json.loads(compiled(tmp_path, "steps"))
+    _, steps = compiled
     assert len(steps) == 2 * len(DRAFT_STEPS)
     assert all(step["wanted"] <= step["fit"] for step in steps), steps
     # one for which it matters
     assert any(step["wanted"] > 2 for step in steps)
 
 
-def test_they_compile_for_hopper(tmp_path: Path) -> None:
-    kernels = [kernel for line in compiled(tmp_path).splitlines() for kernel in json.loads(line)]
+def test_they_compile_for_hopper(compiled: tuple[list[Any], list[Any]]) -> None:
+    kernels, _ = compiled
     assert {kernel["name"] for kernel in kernels} == NAMES
     for kernel in kernels:
         assert kernel["stack"] == 0, kernel["name"]

@@ -29,8 +29,14 @@ def printed(call: str, cache: Path) -> Any:
     return ast.literal_eval(done.stdout)
 
 
-def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
-    shared = printed("compile_all()", tmp_path)
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Shared memory of the kernels, and sums of a merge that threads could disagree on."""
+    return printed("(compile_all(), contracted_merges())", tmp_path_factory.mktemp("cache"))
+
+
+def test_kernels_compile_for_hopper(compiled: Any) -> None:
+    shared, _ = compiled
     assert set(shared) == {
         "attend_kernel",
         "merge_kernel",
@@ -41,8 +47,9 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     assert max(shared.values()) <= 227 * 1024
 
 
-def test_threads_that_hold_a_merged_sum_agree_to_the_last_bit(tmp_path: Path) -> None:
-    assert printed("contracted_merges()", tmp_path) == {"attend_kernel": 0, "merge_kernel": 0}
+def test_threads_that_hold_a_merged_sum_agree_to_the_last_bit(compiled: Any) -> None:
+    _, contracted = compiled
+    assert contracted == {"attend_kernel": 0, "merge_kernel": 0}
 
 
 @pytest.mark.slow
