@@ -44,7 +44,7 @@ BODIES = st.lists(
         st.text(st.characters(exclude_categories=("Cs",)), max_size=40),
         st.sampled_from((words(80), words(400), "x" * 900, "\n\n\n", CONTROL, "naïve 漢字 🙂")),
     ),
-    max_size=12,
+    max_size=6,
 ).map("".join)
 
 
