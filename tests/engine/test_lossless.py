@@ -184,7 +184,7 @@ def check_random_model(
     assert engine.cache.free_pages == engine.cache.num_pages
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_vegas_equals_autoregressive_on_random_models(data: st.DataObject) -> None:
     check_random_model(data, any_vegas, baseline=True)
@@ -196,7 +196,7 @@ def test_lookup_equals_autoregressive_on_random_models(data: st.DataObject) -> N
     check_random_model(data, any_lookup)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_longspec_equals_autoregressive_on_random_models(data: st.DataObject) -> None:
     check_random_model(data, any_longspec)
