@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 from triton.language import core
-from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -132,7 +131,6 @@ def mend_types() -> None:
     core._unwrap_if_constexpr = value_of
     core.dtype.__eq__ = same
     _mend_blocks()
-    _mend_operands()
 
 
 def _mend_blocks() -> None:
@@ -167,38 +165,6 @@ def _mend_blocks() -> None:
     core.block_type.__init__ = block_type
     core.block_type.with_element_ty = with_element_ty
     core.tensor.__init__ = tensor
-
-
-def _mend_operands() -> None:
-    semantic = TritonSemantic
-    check, promote = semantic.binary_op_type_checking_impl, semantic.computation_type_impl
-    broadcast = semantic.broadcast_impl_value
-    promoted: dict[Any, Any] = {}
-
-    def alike(lhs: Any, rhs: Any) -> bool:
-        left, right = lhs.type, rhs.type
-        return left.is_block() and right.is_block() and left.sizes == right.sizes
-
-    def together(self: Any, lhs: Any, rhs: Any) -> Any:
-        return (lhs, rhs) if alike(lhs, rhs) else broadcast(self, lhs, rhs)
-
-    def checked(self: Any, lhs: Any, rhs: Any, *rules: bool, **others: bool) -> Any:
-        # division alone widens operands of one type
-        if len(rules) < 3 and not others and lhs.__class__ is rhs.__class__ is core.tensor:
-            scalar = lhs.dtype
-            if scalar.name == rhs.dtype.name and not scalar.is_ptr() and alike(lhs, rhs):
-                return lhs, rhs
-        return check(self, lhs, rhs, *rules, **others)
-
-    def promoted_type(self: Any, a: Any, a_scalar: bool, b: Any, *others: bool) -> Any:
-        key = a.name, a_scalar, b.name, *others
-        if key not in promoted:
-            promoted[key] = promote(self, a, a_scalar, b, *others)
-        return promoted[key]
-
-    semantic.binary_op_type_checking_impl = checked
-    semantic.computation_type_impl = promoted_type
-    semantic.broadcast_impl_value = together
 
 
 def _widen(bits: Any) -> Any:
