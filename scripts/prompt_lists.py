@@ -2,6 +2,7 @@
 
     python scripts/prompt_lists.py make MODEL DATA OUT       candidates of `measure` and `heldout`
     python scripts/prompt_lists.py freeze CANDIDATES RUN OUT  what the screening run RUN leaves
+    python scripts/prompt_lists.py pick CANDIDATES IDS OUT    a frozen list again, by its .ids.yaml
     python scripts/prompt_lists.py long MODEL OUT            four of code, of about 100,000 tokens
 
 MODEL gives the tokenizer, DATA is a folder with govreport.jsonl. Code comes from installed
@@ -18,6 +19,8 @@ from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from specbench.engine.tokenizer import load_tokenizer
 
@@ -159,14 +162,28 @@ def freeze(candidates: str, run: str, out: str) -> None:
     print(f"{len(good)} of {len(screened)} pass; kept {len(kept)}")
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """The rows, and beside them their ids and the hash of all."""
+def pick(candidates: str, ids: str, out: str) -> None:
+    """The frozen list that the file `ids` names, to the byte; without its screening run."""
+    frozen = yaml.safe_load(Path(ids).read_text(encoding="utf-8"))
+    lines = Path(candidates).read_text(encoding="utf-8").splitlines()
+    rows = {row["id"]: row for row in map(json.loads, lines)}
+    missing = [name for name in frozen["ids"] if name not in rows]
+    if missing:
+        raise SystemExit(f"{candidates} lacks {len(missing)} of the prompts, first {missing[0]}")
+    digest = write(Path(out), [rows[name] for name in frozen["ids"]])
+    if digest != frozen["sha256"]:
+        raise SystemExit(f"{out} has the hash {digest}, not {frozen['sha256']} as {ids} says")
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    """The rows, and beside them their ids and the hash of all, which is returned."""
     text = "".join(json.dumps(row) + "\n" for row in rows)
     path.write_text(text, encoding="utf-8")
     digest = hashlib.sha256(text.encode()).hexdigest()
     ids = "".join(f"- {row['id']}\n" for row in rows)
     path.with_suffix(".ids.yaml").write_text(f"sha256: {digest}\nids:\n{ids}", encoding="utf-8")
+    return digest
 
 
 if __name__ == "__main__":
-    {"make": make, "freeze": freeze, "long": long}[sys.argv[1]](*sys.argv[2:])
+    {"make": make, "freeze": freeze, "pick": pick, "long": long}[sys.argv[1]](*sys.argv[2:])
