@@ -217,8 +217,9 @@ class Engine:
                 f"{max_new_tokens} new tokens exceed the {self.max_new_tokens} that the engine was "
                 "made for"
             )
-        known = 0 if fresh else len(token_ids) - self.method.prompt_tail
-        self.batch.reserve(row, self.pages.reserve(row, token_ids, known, total + self.spare))
+        known = len(token_ids) - self.method.prompt_tail
+        there = 0 if fresh else known
+        self.batch.reserve(row, self.pages.reserve(row, token_ids, there, total + self.spare))
         self.batch.record(row, token_ids)
         begin = self.pages.reused(row)
         if on_chunk and begin:
@@ -234,7 +235,7 @@ class Engine:
         if bad:
             self.release(row)
             return -1
-        self.pages.keep_prompt(row)
+        self.pages.keep_prompt(row, known)
         self.batch.admit(row, request, len(token_ids), token, max_new_tokens - 1)
         self.method.admit(row, self.batch)
         return int(token)

@@ -17,8 +17,9 @@ class _Kept:
 class PromptStore:
     """The full pages of prompts, kept until their memory is wanted.
 
-    A prompt's last entry is never among them: its forward gives the first token. Prompts go by
-    their `key_of`, which is computed once a request: a long one takes a millisecond.
+    A prompt's last entry is never among them: its forward gives the first token. All who use a
+    prompt at a time read all of its pages, so that rows with room of their own never lack pages.
+    Prompts go by their `key_of`, which is computed once a request: a long one takes a millisecond.
 
     Parameters
     ----------
@@ -57,12 +58,18 @@ class PromptStore:
     def borrow(self, prompt: bytes, tokens: int) -> list[int]:
         """Pages of a kept prompt's entries before ``tokens``; none if it is not kept.
 
-        Where there are some, they are in use until `give_back`, and must not be written.
+        Where there are some, they are in use until `give_back`, and must not be written. Pages
+        behind them that nobody reads are given up.
         """
         kept = self._kept.get(prompt)
-        pages = [] if kept is None else kept.pages[: max(tokens, 0) // PAGE_SIZE]
-        if kept is not None and pages:
-            kept.users += 1
+        if kept is None:
+            return []
+        count = max(tokens, 0) // PAGE_SIZE
+        if not kept.users:
+            self._cache.free(kept.pages[count:])
+            del kept.pages[count:]
+        pages = kept.pages[:count]
+        kept.users += bool(pages)
         return pages
 
     def forget(self, prompt: bytes) -> None:
@@ -71,16 +78,16 @@ class PromptStore:
         if kept is not None and not kept.users:
             self._cache.free(self._kept.pop(prompt).pages)
 
-    def keep(self, prompt: bytes, length: int, pages: list[int]) -> int:
-        """Keep a prompt of `length` tokens, of whose request `pages` are.
+    def keep(self, prompt: bytes, known: int, pages: list[int]) -> int:
+        """Keep the first ``known`` entries of a prompt, of whose request `pages` are.
 
         Returns
         -------
         int
             How many of the first pages are the store's from now on, in use until `give_back`; 0 if
-            the prompt is kept already, or is not a page long.
+            the prompt is kept already, or ``known`` is not a page long.
         """
-        full = (length - 1) // PAGE_SIZE
+        full = known // PAGE_SIZE
         if prompt in self._kept or full <= 0:
             return 0
         self._kept[prompt] = _Kept(pages[:full], users=1)

@@ -9,7 +9,6 @@ from specbench.engine.prompt_store import PromptStore, key_of
 @dataclass
 class _Row:
     prompt: bytes
-    length: int
     own: list[int]
     borrows: bool
     reused: int
@@ -64,19 +63,19 @@ class RowPages:
             if store and shared:
                 store.give_back(key)
             raise
-        self._rows[row] = _Row(key, len(prompt), own, bool(shared), reused, shared + own)
+        self._rows[row] = _Row(key, own, bool(shared), reused, shared + own)
         return shared + own
 
     def reused(self, row: int) -> int:
         """Entries that were there already; the prompt's forward begins behind them."""
         return self._rows[row].reused
 
-    def keep_prompt(self, row: int) -> None:
-        """The row's prompt is prefilled: let later requests read it."""
+    def keep_prompt(self, row: int, known: int) -> None:
+        """The row's prompt is prefilled: let later requests read its first ``known`` entries."""
         state = self._rows[row]
         if self._prompts is None or state.borrows:
             return
-        count = self._prompts.keep(state.prompt, state.length, state.own)
+        count = self._prompts.keep(state.prompt, known, state.own)
         state.borrows = count > 0
         state.own = state.own[count:]
 

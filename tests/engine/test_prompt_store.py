@@ -85,7 +85,7 @@ def test_what_a_kept_prompt_gives_is_what_its_prefill_gives(name: str, sampling:
     engine.cache.check_integrity()
     # the pages of the kept prompts, which nobody may write
     pages = [page for page in range(1, engine.cache.num_pages + 1) if page in engine.cache._owned]
-    assert len(pages) == sum((len(tokens) - 1) // PAGE_SIZE for tokens in ids)
+    assert len(pages) == sum(expected) // PAGE_SIZE
     assert torch.equal(engine.cache.keys[:, pages], kept[:, pages])
 
 
@@ -95,6 +95,16 @@ def test_another_method_reads_the_same_prompt() -> None:
     base = run(engine, autoregressive(), ids, GREEDY, fresh=False)
     ours = run(engine, vegas(), ids, GREEDY, fresh=False)
     assert (reused(base), reused(ours)) == ([0, 0], [48, 32])
+    assert {i: g.output_ids for i, g in ours.items()} == {i: g.output_ids for i, g in base.items()}
+
+
+def test_a_method_that_reads_less_of_a_kept_prompt_needs_no_more_pages() -> None:
+    ids = prompts(2, [80, 80])
+    engine = Engine(tiny_model(1), rows=2, max_len=88, keep_prompts=True)
+    base = run(engine, autoregressive(), ids, GREEDY, fresh=False)
+    ours = run(engine, magicdec("snapkv", window=30, budget=40), ids, GREEDY, fresh=False)
+    again = run(engine, autoregressive(), ids, GREEDY, fresh=False)
+    assert [reused(made) for made in (base, ours, again)] == [[0, 0], [48, 48], [48, 48]]
     assert {i: g.output_ids for i, g in ours.items()} == {i: g.output_ids for i, g in base.items()}
 
 
@@ -198,7 +208,7 @@ def test_every_page_belongs_to_one_row_or_one_prompt(data: st.DataObject) -> Non
             assert book.reused(row) <= known
             held[row] = given_pages, text
             if data.draw(st.booleans(), label="prefilled"):
-                book.keep_prompt(row)
+                book.keep_prompt(row, len(text) - 1)
         cache.check_integrity()
         for (mine, text), (theirs, _) in permutations(held.values(), 2):
             full = (len(text) - 1) // PAGE_SIZE
@@ -208,3 +218,30 @@ def test_every_page_belongs_to_one_row_or_one_prompt(data: st.DataObject) -> Non
     for row in list(held):
         book.release(row)
     cache.check_integrity()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_free_row_never_lacks_pages(data: st.DataObject) -> None:
+    rows, longest = 3, 64
+    cache = KVCache(tiny_config(), rows * pages_for(longest), torch.float32, "cpu")
+    book = RowPages(cache, keep_prompts=True)
+    texts = prompts(0, [60, 40, 33, 9])
+    for _ in range(data.draw(st.integers(1, 4), label="runs")):
+        tail = data.draw(st.sampled_from([1, 2, 20, 33]), label="tail")
+        fresh = data.draw(st.booleans(), label="fresh")
+        held = set[int]()
+        for _ in range(data.draw(st.integers(1, 12), label="actions")):
+            row = data.draw(st.integers(0, rows - 1), label="row")
+            if row in held:
+                book.release(row)
+                held.remove(row)
+                continue
+            text = data.draw(st.sampled_from(texts), label="prompt")
+            known = len(text) - tail
+            book.reserve(row, text, 0 if fresh else known, longest)
+            book.keep_prompt(row, known)
+            held.add(row)
+            cache.check_integrity()
+        for row in held:
+            book.release(row)
