@@ -27,7 +27,7 @@ import torch
 from specbench.bench.backends import EngineHost
 from specbench.bench.environment import describe
 from specbench.bench.plan import make_plan
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine.engine import Engine
 from specbench.engine.generate import Request, generate
 from specbench.engine.sampling import Sampling

@@ -20,7 +20,8 @@ from specbench.cli_help import (
     GroupedCommand,
 )
 from specbench.cli_options import run_parameters, split_lists
-from specbench.config import SweepConfig, TuneConfig, build
+from specbench.config import SweepConfig, TuneConfig
+from specbench.config_build import build
 from specbench.errors import SpecbenchError, UsageError
 from specbench.train.config import TrainConfig
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.cli_options import run_parameters, split_list, split_lists
-from specbench.config import RunConfig, build_config
+from specbench.config import RunConfig
+from specbench.config_build import build_config
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from specbench.config import METHOD_FIELDS, RunConfig, build_config, read_yaml
+from specbench.config import METHOD_FIELDS, RunConfig
+from specbench.config_build import build_config, read_yaml
 from specbench.errors import UsageError
 
 

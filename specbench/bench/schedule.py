@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from specbench.config import METHOD_FIELDS, read_yaml
+from specbench.config import METHOD_FIELDS
+from specbench.config_build import read_yaml
 from specbench.errors import UsageError
 from specbench.methods import METHODS
 

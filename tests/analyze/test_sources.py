@@ -5,7 +5,7 @@ import torch
 
 from specbench.analyze.acceptance import acceptance_rows, looping
 from specbench.analyze.sources import LastAccepted, sources
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine.engine import Engine
 from specbench.errors import DataError
 from specbench.methods.vegas import VegasParameters

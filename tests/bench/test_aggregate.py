@@ -10,7 +10,7 @@ from rich.console import Console
 
 from specbench.bench.run import run_benchmark
 from specbench.bench.shards import parse_shard
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.errors import ContextTooLongError, UsageError
 from specbench.methods.magicdec.stream import Stream
 from specbench.methods.vegas import Vegas

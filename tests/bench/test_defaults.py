@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from specbench.bench.defaults import resolve_machine
-from specbench.config import build_config
+from specbench.config_build import build_config
 
 
 @pytest.mark.parametrize(

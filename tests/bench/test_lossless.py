@@ -10,7 +10,7 @@ from rich.console import Console
 
 from specbench.bench import lossless
 from specbench.bench.run import run_benchmark
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.errors import SpecbenchError
 from specbench.results.records import RequestRecord
 from specbench.results.store import RunStore

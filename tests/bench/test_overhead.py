@@ -11,7 +11,7 @@ from rich.console import Console
 
 from specbench.bench.backends import EngineBackend
 from specbench.bench.run import run_benchmark
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine.probe import Probe
 from specbench.engine.trace import Split
 from specbench.errors import UsageError

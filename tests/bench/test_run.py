@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from specbench.bench.run import INTERRUPTED, run_benchmark
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine import acceptance, reference_compute
 from specbench.errors import OutOfMemoryError, UsageError
 from tests.support.folder import write_model, write_prompts

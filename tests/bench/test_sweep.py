@@ -13,7 +13,8 @@ from specbench.bench import sweep
 from specbench.bench.run import INTERRUPTED, run_plan
 from specbench.bench.sweep import run_sweep
 from specbench.cli import app, main
-from specbench.config import SweepConfig, build
+from specbench.config import SweepConfig
+from specbench.config_build import build
 from specbench.errors import UsageError
 from specbench.methods.vllm import process
 from specbench.methods.vllm.session import session_processes

@@ -6,7 +6,8 @@ import pytest
 
 from specbench.bench.defaults import context_limit, may_extend
 from specbench.bench.workload import build_workloads
-from specbench.config import RunConfig, build_config
+from specbench.config import RunConfig
+from specbench.config_build import build_config
 from specbench.datasets import get_dataset
 from specbench.engine.loader import read_model_config
 from specbench.errors import ContextTooLongError, UsageError

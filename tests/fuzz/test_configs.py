@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from specbench.analyze.config import AnalyzeConfig
-from specbench.config import RunConfig, TuneConfig, build
+from specbench.config import RunConfig, TuneConfig
+from specbench.config_build import build
 from specbench.errors import UsageError
 from specbench.train.config import TrainConfig
 from tests.support.hostile import damaged, examples, mutated, outcome

@@ -13,7 +13,8 @@ from rich.console import Console
 from specbench.bench.redact import HIDDEN, hide_secrets, redact, redact_argv
 from specbench.bench.run import run_benchmark
 from specbench.cli import main
-from specbench.config import RunConfig, build_config
+from specbench.config import RunConfig
+from specbench.config_build import build_config
 from specbench.engine.tokenizer import load_tokenizer
 from specbench.errors import DataError, SpecbenchError, UsageError
 from specbench.methods.vllm.backend import VllmBackend, VllmJob

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine.batch import Batch
 from specbench.engine.engine import Engine
 from specbench.engine.sampling import Sampling

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine.engine import Engine
 from specbench.errors import UsageError
 from specbench.methods.vegas import Vegas, VegasParameters

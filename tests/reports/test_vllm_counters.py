@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine.generate import Request
 from specbench.errors import UsageError
 from specbench.methods.vllm.method import Vllm

@@ -11,7 +11,7 @@ from specbench.bench.lossless import Judge
 from specbench.bench.passes import Runner, interleave
 from specbench.bench.plan import make_plan
 from specbench.bench.run import run_record
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine.loader import describe_model
 from specbench.results.store import RunStore
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import specbench
-from specbench.config import build
+from specbench.config_build import build
 from specbench.train.config import TrainConfig
 from tests.engine.hf_models import save as hf_save
 from tests.engine.hf_models import tiny_hf

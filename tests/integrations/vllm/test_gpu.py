@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from specbench.bench.run import run_benchmark
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine.model import Transformer
 from specbench.integrations.vllm.replay import Replay
 from specbench.integrations.vllm.vegas_choice import VegasChoice

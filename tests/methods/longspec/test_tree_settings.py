@@ -9,7 +9,8 @@ from torch import Tensor
 
 from specbench.bench.arms import build_arms
 from specbench.bench.memory import plan_memory
-from specbench.config import RunConfig, build_config
+from specbench.config import RunConfig
+from specbench.config_build import build_config
 from specbench.engine import reference_compute
 from specbench.engine.engine import Engine
 from specbench.engine.forward import TreeAttention

@@ -5,7 +5,7 @@ import torch
 from pydantic import ValidationError
 
 from specbench.bench.arms import build_arms
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine.engine import Engine
 from specbench.engine.iteration import iterate
 from specbench.engine.sampling import Sampling

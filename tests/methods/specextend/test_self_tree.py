@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specbench.bench.arms import build_arms
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine.engine import Engine
 from specbench.errors import UsageError
 from specbench.methods.specextend.self_tree import SelfTree

@@ -6,7 +6,8 @@ from pydantic import ValidationError
 
 from specbench.bench.arms import build_arms
 from specbench.bench.plan import make_plan
-from specbench.config import RunConfig, build_config
+from specbench.config import RunConfig
+from specbench.config_build import build_config
 from specbench.engine.engine import Engine
 from specbench.errors import ContextTooLongError, UsageError
 from specbench.methods.specextend.separate import SeparateDraft

@@ -3,7 +3,7 @@
 import pytest
 
 from specbench.bench.arms import build_arms, check_capabilities
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.errors import UsageError
 from specbench.methods.vllm.method import Vllm
 from specbench.methods.vllm.worker import RefusedError, installed, to_words

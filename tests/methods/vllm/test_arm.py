@@ -19,7 +19,7 @@ from rich.console import Console
 from specbench.bench import fit
 from specbench.bench.memory import available_bytes
 from specbench.bench.run import INTERRUPTED, run_benchmark
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.methods.vllm import process
 from specbench.methods.vllm.session import session_processes
 from tests.support.folder import command, environment, write_model, write_prompts

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from specbench.bench.run import run_benchmark
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.methods.vllm import process
 from specbench.methods.vllm.session import session_processes
 

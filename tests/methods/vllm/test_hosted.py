@@ -11,7 +11,8 @@ from rich.console import Console
 
 from specbench.bench.arms import build_arms, check_capabilities
 from specbench.bench.run import run_benchmark
-from specbench.config import TuneConfig, build_config
+from specbench.config import TuneConfig
+from specbench.config_build import build_config
 from specbench.errors import DataError, UsageError
 from specbench.integrations.vllm.settings import read_settings
 from specbench.methods.vllm.hosted import Hosted

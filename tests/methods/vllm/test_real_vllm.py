@@ -11,7 +11,7 @@ import torch
 
 from specbench.bench.backends import Backends, EngineHost
 from specbench.bench.plan import Plan, make_plan
-from specbench.config import build_config
+from specbench.config_build import build_config
 from specbench.engine.generate import Generated, Progress
 from specbench.engine.sampling import Sampling
 from specbench.methods.vllm.backend import VllmBackend
