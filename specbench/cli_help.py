@@ -12,7 +12,7 @@ SETTINGS, SERVED, OTHER = "Settings of methods", "Settings of vLLM", "Options"
 ORDER = (METHODS, TUNING, DATA, MODEL, DECODING, PROTOCOL, SETTINGS, SERVED, OTHER)
 
 _GROUPS = {
-    METHODS: ("method", "host", "dataset", "variant", "baseline", "schedule"),
+    METHODS: ("method", "host", "dataset", "variant", "baseline", "tuned", "schedule"),
     DATA: (
         "source",
         "revision",
@@ -67,6 +67,7 @@ specbench run --model ./my-model --dataset file:prompts.jsonl --gamma 8 --kept-r
 specbench run --batch-size 1,4,16,64 --context-len 2048,8192,20000 --output runs/loads
 specbench run --config runs/x/tuned.yaml
 specbench run --schedule runs/x/schedule.yaml --batch-size 16
+specbench run --tuned runs/x --tuned runs/y --method vllm
 """
 TUNE_EXAMPLES = """
 specbench tune --method vegas --dataset longbench-v2

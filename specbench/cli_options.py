@@ -20,7 +20,7 @@ NUMBERS = ("ratios", "gammas", "tree_shape")
 # Those of them in which a number may come twice.
 SEQUENCES = ("tree_shape",)
 # Options that may be repeated and whose values are taken whole, with what the help calls a value.
-REPEATED = {"vllm_arg": "KEY=VALUE", "data": "TEXT", "eval_data": "TEXT"}
+REPEATED = {"vllm_arg": "KEY=VALUE", "data": "TEXT", "eval_data": "TEXT", "tuned": "PATH"}
 
 _COMPLETE = {"method": complete_methods, "dataset": complete_datasets}
 # What the help calls a value; RunConfig parses it, so that there is one set of messages.

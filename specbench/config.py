@@ -106,6 +106,11 @@ class RunConfig(BaseModel):
     schedule: Path | None = Field(
         None, description="Settings by batch and context, as a tuning of several loads left them."
     )
+    tuned: tuple[Path, ...] = Field(
+        (),
+        description="Folder of a tuning, or its tuned.yaml: an arm with the settings found there, "
+        "beside those of --method, which then has no default.",
+    )
 
     variant: str | None = Field(
         None, description="Variant of a method that has several; 'all' makes an arm of each."

@@ -12,7 +12,7 @@ from specbench.registry import unknown
 
 C = TypeVar("C", bound=BaseModel)
 # Names that may stand alone in a YAML file, and lists that keep each value once.
-_LISTS = ("method", "dataset", "vllm_arg", "ratios", "gammas", "data", "eval_data")
+_LISTS = ("method", "dataset", "vllm_arg", "ratios", "gammas", "data", "eval_data", "tuned")
 # And lists in which a value may come twice.
 _SEQUENCES = ("tree_shape",)
 
@@ -52,12 +52,12 @@ def build(kind: type[C], values: dict[str, Any], file: Path | None = None) -> C:
             raise UsageError(f"{unknown('option', key, known)}{places.get(key, '')}")
         _check_plain(key, value, places.get(key, ""))
     for key in (*_LISTS, *_SEQUENCES):
-        if isinstance(merged.get(key), str | int | float):
+        if isinstance(merged.get(key), str | int | float | Path):
             merged[key] = (merged[key],)
         listed = merged.get(key)
         if key in _LISTS and isinstance(listed, list | tuple):
             # what cannot be a key is no value of a list either: the model says which
-            hashable = all(isinstance(item, str | int | float) for item in listed)
+            hashable = all(isinstance(item, str | int | float | Path) for item in listed)
             merged[key] = tuple(dict.fromkeys(listed)) if hashable else tuple(listed)
     try:
         return kind(**merged)

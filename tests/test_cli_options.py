@@ -65,6 +65,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "threads": (["2"], 2),
     "output": (["runs/a"], Path("runs/a")),
     "schedule": (["runs/t/schedule.yaml"], Path("runs/t/schedule.yaml")),
+    "tuned": (["runs/a,b"], (Path("runs/a,b"),)),
     "resume": ([], True),
     "variant": (["x"], "x"),
     "gamma": (["0"], 0),

@@ -11,6 +11,7 @@ from specbench.bench.residency import Residency
 from specbench.bench.schedule import read_schedule
 from specbench.bench.scheduled import resolve, settle
 from specbench.bench.shards import Cell, Shard, shard_cells
+from specbench.bench.tuned import tuned_arms
 from specbench.bench.workload import Workload, build_workloads, fit_context
 from specbench.config import RunConfig
 from specbench.errors import SpecbenchError
@@ -124,7 +125,8 @@ def make_plan(config: RunConfig, arms: list[Arm] | None = None) -> Plan:
     if schedule:
         config = settle(schedule, config)
     config, choices = resolve_machine(config)
-    arms = build_arms(config, choices) if arms is None else arms
+    if arms is None:
+        arms = build_arms(config, choices) + tuned_arms(config, choices)
     spec = str(config.model)
     shape = read_model_config(spec, config.model_revision, config.rope_scaling)
     tokenizer = load_tokenizer(spec, config.model_revision, config.trust_remote_code)

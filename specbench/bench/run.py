@@ -218,7 +218,8 @@ def output_folder(config: RunConfig) -> Path:
     if config.resume:
         raise UsageError("--resume needs --output, the folder of the run to continue")
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    names = "+".join([*config.method, *(Path(name).stem for name in config.dataset)])
+    tuned = ["tuned"] if config.tuned else []
+    names = "+".join([*config.method, *tuned, *(Path(name).stem for name in config.dataset)])
     return Path("runs") / f"{stamp}-{names.replace(':', '-')}"
 
 

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from specbench.bench.arms import Arm
 from specbench.bench.schedule import Entry, Schedule, plain, read_schedule
+from specbench.bench.tuned import without_method
 from specbench.config import RunConfig
 from specbench.errors import UsageError
 from specbench.methods import METHODS
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def settled(config: RunConfig) -> RunConfig:
-    """`config` with what its schedule says for all loads; see `settle`."""
-    return config if config.schedule is None else settle(read_schedule(config.schedule), config)
+    """`config` with what its schedule or its tunings say for all loads; see `settle`."""
+    if config.schedule is None:
+        return without_method(config)
+    return settle(read_schedule(config.schedule), config)
 
 
 def settle(schedule: Schedule, config: RunConfig) -> RunConfig:

@@ -11,6 +11,7 @@ from specbench.bench.plan import Plan, make_plan
 from specbench.bench.run import INTERRUPTED, output_folder, plan_cost, run_plan, say_choices
 from specbench.bench.scheduled import settled
 from specbench.bench.servers import Servers
+from specbench.bench.tuned import without_method
 from specbench.config import SweepConfig
 from specbench.errors import SpecbenchError
 from specbench.results.folder import refuse_run, refuse_unwritable
@@ -54,7 +55,7 @@ def run_sweep(
     import torch
 
     began = time.perf_counter()
-    folder = output_folder(config)
+    folder = output_folder(without_method(config))
     if not dry_run:
         _check_output(folder, config.resume)
     if config.threads:

@@ -146,6 +146,8 @@ def build_space(config: TuneConfig) -> Space:
     names = config.method
     if config.schedule is not None:
         raise UsageError("--schedule is an option of run: tune is what makes a schedule")
+    if config.tuned:
+        raise UsageError("--tuned is an option of run: --output names the folder of a tuning")
     if len(names) != 1 or names[0] == "all":
         raise UsageError(f"tune takes one --method at a time, not {', '.join(names)}")
     if "vllm" in config.host:
