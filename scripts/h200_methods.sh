@@ -30,7 +30,7 @@ for stage in "$@"; do
         resume=()
         [[ ! -f $out/$stage/study.journal ]] || resume=(--resume)
         python3 -m specbench tune "${common[@]}" "${list[@]}" "${options[@]}" \
-            --num-prompts 32 --held-out 32 --repeats 3 --output "$out/$stage" "${resume[@]}"
+            --num-prompts 32 --held-out 16 --repeats 3 --output "$out/$stage" "${resume[@]}"
         ;;
     best)
         tuned=()
