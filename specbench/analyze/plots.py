@@ -89,8 +89,9 @@ def _line(
 ) -> None:
     """Points with whiskers from the columns' place, value, lowest and highest."""
     place, value, low, high = ([row[name] for row in rows] for name in columns)
-    below = [v - bound for v, bound in zip(value, low, strict=True)]
-    above = [bound - v for v, bound in zip(value, high, strict=True)]
+    # a mean of equal values may miss them by rounding
+    below = [max(v - bound, 0.0) for v, bound in zip(value, low, strict=True)]
+    above = [max(bound - v, 0.0) for v, bound in zip(value, high, strict=True)]
     places = [x + shift for x in place]
     axes.errorbar(
         places, value, yerr=[below, above], label=label, capsize=2, elinewidth=1, **_style(number)

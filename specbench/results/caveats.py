@@ -195,7 +195,10 @@ def _figure_warnings(cell: Cell) -> list[str]:
         lines.append(f"no step ran with the full batch of {cell.full_batch}: throughput unknown")
     if cell.shows_acceptance and steps:
         length = sum(sum(r.committed) for r in cell.healthy) / len(steps)
-        if length < _USELESS_AL:
+        drafted = any(r.drafted is None or any(r.drafted) for r in cell.healthy)
+        if length < _USELESS_AL and not drafted:
+            lines.append(f"AL {length:.2f}: no step had a draft to verify")
+        elif length < _USELESS_AL:
             lines.append(f"AL {length:.2f}: the drafts are hardly ever accepted")
     for repeat in range(cell.repeats):
         share = unaccounted([r for r in cell.requests if r.repeat == repeat])

@@ -95,7 +95,9 @@ def proportion(part: int, whole: int) -> Estimate:
     middle = (share + squared / 2) / (1 + squared)
     spread = (squared * (share * (1 - share) + squared / 4)) ** 0.5 / (1 + squared)
     # at 0 and 1 the interval ends there, whatever rounding says
-    return Estimate(share, max(middle - spread, 0.0) if part else 0.0, min(middle + spread, 1.0))
+    low = middle - spread if part > 0 else 0.0
+    high = middle + spread if part < whole else 1.0
+    return Estimate(share, low, high)
 
 
 def _estimate(tokens: Array, seconds: Array, base_tokens: Array, base_seconds: Array) -> Estimate:

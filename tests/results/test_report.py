@@ -323,13 +323,15 @@ def test_eager_arms_on_a_gpu_are_a_warning(tmp_path: Path) -> None:
         assert any(line.startswith("without CUDA graphs: vegas;") for line in warnings) is said
 
 
-def test_hardly_any_acceptance_is_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("drafted", "said"),
+    [(4, "the drafts are hardly ever accepted"), (0, "no step had a draft to verify")],
+)
+def test_hardly_any_acceptance_is_a_warning(tmp_path: Path, drafted: int, said: str) -> None:
     """sglang#6783."""
-    requests = [make_request("vegas", i, [1, 1, 1], drafted=[4, 4, 4]) for i in range(2)]
+    requests = [make_request("vegas", i, [1, 1, 1], drafted=[drafted] * 3) for i in range(2)]
     folder = fill(tmp_path / "run", make_run(arms=("vegas",)), [make_arm("vegas")], requests)
-    assert "vegas on govreport: AL 1.00: the drafts are hardly ever accepted" in (
-        write_reports(folder).warnings
-    )
+    assert f"vegas on govreport: AL 1.00: {said}" in write_reports(folder).warnings
 
 
 def test_figures_of_looping_outputs_are_marked(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from specbench.results import stats
@@ -103,3 +103,14 @@ def test_the_interval_of_a_proportion(part: int, whole: int, low: float, high: f
     assert found.value == part / whole
     assert found.low == pytest.approx(low, abs=1e-4)
     assert found.high == pytest.approx(high, abs=1e-4)
+
+
+@given(st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+@example((14, 14))  # rounding had the interval end below 1
+@example((0, 14))
+def test_a_proportion_lies_in_its_interval(parts: tuple[int, int]) -> None:
+    part, whole = parts
+    found = stats.proportion(part, whole)
+    assert 0.0 <= found.low <= found.value <= found.high <= 1.0
+    assert (found.low == 0.0) == (part == 0)
+    assert (found.high == 1.0) == (part == whole)
