@@ -43,14 +43,14 @@ for stage in "$@"; do
             --output "$out/best"
         ;;
     figures)
-        equal() { # id, column, unit
+        equal() { # figure, arm
             local name=$1 arm=$2
             echo "- {id: al.$name, record: methods/equal, table: acceptance.csv, where: {arm: $arm}," \
                 "column: spec_decode_acceptance_length, unit: tokens}"
             echo "- {id: overhead.$name, record: methods/equal, table: overhead.csv, where: {arm: $arm}," \
                 "column: selection_percent, scale: 0.01, unit: fraction}"
         }
-        best() {
+        best() { # figure, arm
             local name=$1 arm=$2 id column
             for id in speedup:vllm over_ar:autoregressive; do
                 column=speedup_over_${id#*:}

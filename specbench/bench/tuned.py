@@ -8,7 +8,8 @@ from specbench.methods import METHODS
 from specbench.methods.base import EngineMethod
 from specbench.results.cells import AUTOREGRESSIVE
 
-FILE = "tuned.yaml"
+# what a tuning leaves of its choice
+TUNED = "tuned.yaml"
 
 
 def without_method(config: RunConfig) -> RunConfig:
@@ -37,9 +38,9 @@ def tuned_arms(config: RunConfig, choices: list[str]) -> list[Arm]:
         raise UsageError("--tuned and --schedule both choose settings: give one of them")
     found: dict[str, Arm] = {}
     for place in config.tuned:
-        file = place / FILE if place.is_dir() else place
+        file = place / TUNED if place.is_dir() else place
         if place.is_dir() and not file.is_file():
-            raise UsageError(f"--tuned {place}: no tuning is there: it has no {FILE}")
+            raise UsageError(f"--tuned {place}: no tuning is there: it has no {TUNED}")
         tuned = build_config({}, file)
         (name, *others) = tuned.method
         if others or name == "all":

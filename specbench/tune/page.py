@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench.bench.tuned import TUNED
 from specbench.results.page import render_template, run_facts
 from specbench.results.page.tables import page_table
 from specbench.results.protocol import model_name, protocol_lines
@@ -14,7 +15,7 @@ from specbench.results.report import summarise, write_file
 from specbench.results.summary_table import COLUMNS, STATUS, Column
 from specbench.results.terminal import CPU_NOTE
 from specbench.tune.final import Comparison
-from specbench.tune.report import SCHEDULE, TUNED, choice_lines
+from specbench.tune.report import SCHEDULE, choice_lines
 from specbench.tune.space import Space
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from specbench.bench.tuned import TUNED
 from specbench.config import METHOD_FIELDS, RunConfig
 from specbench.results.plain import spreadsheet
 from specbench.results.report import write_file
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from specbench.tune.tuning import Tuning
 
 TRIALS = "trials.csv"
-TUNED = "tuned.yaml"
 COMPARISON = "comparison.csv"
 SCHEDULE = "schedule.yaml"
 COLUMNS = (
